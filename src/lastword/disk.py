@@ -1,0 +1,57 @@
+"""The few things that the log does to a local disk, each with the syncs that make it last.
+
+Tests replace `fdatasync` and `write` here to see what a failing or lossy disk does.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+fdatasync = os.fdatasync
+fsync = os.fsync
+write = os.write
+
+
+def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[write(fd, view) :]
+
+
+def sync_data(fd: int) -> None:
+    fdatasync(fd)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder last."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it, synced, so that a file in it can't lose its way."""
+    missing = []
+    at = folder
+    while not at.exists():
+        missing.append(at)
+        at = at.parent
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        sync_folder(each.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file so that, after any crash, it is the old one or the new one, whole."""
+    temporary = path.with_name(path.name + ".tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(fd, data)
+        fsync(fd)
+    finally:
+        os.close(fd)
+    temporary.replace(path)
+    sync_folder(path.parent)

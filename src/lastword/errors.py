@@ -1,0 +1,105 @@
+"""Every error that Lastword raises, as one tree. The branch says what the caller can do.
+
+    LastwordError
+    ├── InvalidError               fix the input and call again
+    │   ├── InvalidConfigError     a setting: key, value, place and what is allowed
+    │   ├── InvalidTopicError      a topic's name or partition count
+    │   ├── TopicExistsError
+    │   ├── UnknownTopicError
+    │   ├── UnknownPartitionError
+    │   ├── InvalidRecordError     a record that may not be appended
+    │   │   ├── InvalidTimestampError
+    │   │   └── RecordTooLargeError
+    │   └── OffsetOutOfRangeError  below the log start or above the log end
+    ├── UnavailableError           try again later, or when what it names has been mended
+    │   ├── LockedError            another process has the role; it is named
+    │   ├── ConflictError          the table changed while a commit was being prepared
+    │   ├── LeaseLapsedError       a job was stopped for so long that it may no longer commit
+    │   ├── StorageError           object storage or the catalog did not do what was asked
+    │   └── WriteFailedError       the WAL could not write or sync: the partition must be reopened
+    ├── CorruptError               stored bytes are damaged: path, offset, and the way out
+    └── ClosedError                the log, topic or reader has been closed
+"""
+
+from __future__ import annotations
+
+
+class LastwordError(Exception):
+    """The root of all errors of this package."""
+
+
+class InvalidError(LastwordError):
+    """The input is wrong; the message says what, where and what is allowed."""
+
+
+class InvalidConfigError(InvalidError):
+    """A setting is unknown, out of range, or contradicts another one."""
+
+
+class InvalidTopicError(InvalidError):
+    """A topic's name or its number of partitions is not allowed."""
+
+
+class TopicExistsError(InvalidError):
+    """A topic of that name is there already."""
+
+
+class UnknownTopicError(InvalidError):
+    """No topic has that name."""
+
+
+class UnknownPartitionError(InvalidError):
+    """The topic has no such partition."""
+
+
+class InvalidRecordError(InvalidError):
+    """A record, or a batch of them, breaks a rule of its topic or of the format."""
+
+
+class InvalidTimestampError(InvalidRecordError):
+    """A record's timestamp is too far from now, or can't be stored."""
+
+
+class RecordTooLargeError(InvalidRecordError):
+    """A record is larger than max.message.bytes."""
+
+
+class OffsetOutOfRangeError(InvalidError):
+    """An offset lies below the log start or above the log end."""
+
+
+class UnavailableError(LastwordError):
+    """Something outside of the caller's input is in the way; trying again may help."""
+
+
+class LockedError(UnavailableError):
+    """Another process holds the lock; the message names it."""
+
+
+class ConflictError(UnavailableError):
+    """The table changed meanwhile, and what was planned no longer fits it."""
+
+
+class LeaseLapsedError(UnavailableError):
+    """The job did not renew its lease in time, so its files may be gone: it must not commit."""
+
+
+class StorageError(UnavailableError):
+    """A file system, an object store or the catalog failed."""
+
+
+class WriteFailedError(UnavailableError):
+    """A write or a sync of the WAL failed. Nothing more is appended until the partition is reopened."""
+
+
+class CorruptError(LastwordError):
+    """Stored bytes are damaged. `path` and `offset` say where; the message says what to do."""
+
+    def __init__(self, message: str, *, path: str, offset: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.offset = offset
+
+
+class ClosedError(LastwordError):
+    """The object has been closed."""

@@ -1,0 +1,1 @@
+"""Sealed segments: what the log asks of them (table.py), and how Iceberg answers (iceberg.py)."""

@@ -1,0 +1,213 @@
+"""What the log asks of the place where sealed segments live.
+
+Words: a *catalog* holds one *table* a topic; a table has *snapshots*; a snapshot names *segments* (immutable
+files of records of one partition, in offset order) and carries the *positions* of every partition.
+
+Every change is one commit that makes one new snapshot and is fenced by the snapshot that it was planned on:
+if another commit came first, `ConflictError` is raised, nothing has changed, and the caller plans again
+(`retry_on_conflict`). So positions and the files they speak of can't part, and no stale writer can move a
+position back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+from uuid import UUID
+
+import pyarrow as pa
+
+from lastword.errors import ConflictError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A sealed file of records. Everything here is known without opening it."""
+
+    path: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    records: int
+    size_bytes: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    null_keys: int
+    null_values: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """How far a partition has come. None of them ever moves down.
+
+    `epochs` are pairs of leader epoch and the first offset written under it, oldest first.
+    """
+
+    log_start: int = 0
+    first_dirty: int = 0
+    sealed_end: int = 0
+    epochs: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicInfo:
+    """What a topic is. `config` has only the settings given to the topic itself, as text."""
+
+    name: str
+    id: UUID
+    partitions: int
+    config: Mapping[str, str] = field(default_factory=dict)
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One state of a table. `topic` is as of now; the positions are those committed with the snapshot.
+
+    `operation` and `details` say which job made it and what it did.
+    """
+
+    id: int | None
+    parent_id: int | None
+    committed_ms: int
+    topic: TopicInfo
+    positions: tuple[Positions, ...]
+    operation: str
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What a collection removed, or would remove."""
+
+    files: tuple[str, ...] = ()
+    size_bytes: int = 0
+
+
+class SegmentWriter(Protocol):
+    """Writes one new segment file. Until a commit names it, the file is nobody's.
+
+    Leaving the `with` block by an exception abandons the file and removes it where it can.
+    """
+
+    def write(self, records: pa.RecordBatch) -> None:
+        """Add records (record.PAYLOAD_SCHEMA, every timestamp filled in), in offset order."""
+        ...
+
+    def close(self) -> Segment | None:
+        """Finish and sync the file; None if nothing was written."""
+        ...
+
+    def __enter__(self) -> SegmentWriter: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class SegmentTable(Protocol):
+    """The sealed segments of one topic."""
+
+    @property
+    def location(self) -> str:
+        """Where the table's files are, as a URI."""
+        ...
+
+    def snapshot(self, snapshot_id: int | None = None) -> Snapshot:
+        """A fresh look at the current snapshot, or the one with this id if it is still there."""
+        ...
+
+    def history(self) -> list[Snapshot]:
+        """All live snapshots, oldest first."""
+        ...
+
+    def plan(self, snapshot: Snapshot, partition: int | None = None, from_offset: int = 0) -> list[Segment]:
+        """The snapshot's segments that reach `from_offset` or beyond, by partition and offset."""
+        ...
+
+    def writer(self, partition: int, first_offset: int, job_id: str) -> SegmentWriter: ...
+
+    def read(
+        self, segment: Segment, columns: Sequence[str] | None = None, from_offset: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """Records of a segment from an offset on, as record.PAYLOAD_SCHEMA (or its `columns`)."""
+        ...
+
+    def append(
+        self,
+        base: Snapshot,
+        segments: Sequence[Segment],
+        positions: Mapping[int, Positions],
+        *,
+        operation: str,
+        details: Mapping[str, str] | None = None,
+    ) -> Snapshot:
+        """Commit new segments, if any, together with the positions of the partitions that changed."""
+        ...
+
+    def replace(
+        self,
+        base: Snapshot,
+        removed: Sequence[Segment],
+        added: Sequence[Segment],
+        positions: Mapping[int, Positions],
+        *,
+        operation: str,
+        details: Mapping[str, str] | None = None,
+    ) -> Snapshot:
+        """Commit segments out and segments in. ConflictError if one of `removed` is no longer there."""
+        ...
+
+    def alter(
+        self,
+        base: Snapshot,
+        *,
+        config: Mapping[str, str] | None = None,
+        partitions: int | None = None,
+        deleted: bool = False,
+    ) -> Snapshot:
+        """Commit the topic's settings (all of them), a larger number of partitions, or its end."""
+        ...
+
+    def expire(self, *, before_ms: int, keep: Collection[int] = ()) -> list[int]:
+        """Forget snapshots committed before a time, but never the current one nor those in `keep`."""
+        ...
+
+    def collect(
+        self, *, older_than_ms: int, live_jobs: Collection[str] = (), dry_run: bool = False
+    ) -> Collected:
+        """Remove files that no live snapshot names, last changed before a time, of no job in `live_jobs`."""
+        ...
+
+
+class SegmentCatalog(Protocol):
+    """The tables of all topics."""
+
+    def create(self, topic: TopicInfo) -> SegmentTable:
+        """TopicExistsError if the name is taken, also by one that is being deleted."""
+        ...
+
+    def load(self, name: str) -> SegmentTable:
+        """UnknownTopicError if there is none; one that is being deleted is still found."""
+        ...
+
+    def list(self) -> list[str]:
+        """The names of all topics, those being deleted included, sorted."""
+        ...
+
+    def drop(self, name: str) -> None:
+        """Remove every file of a table, then its entry. Can be repeated after a failure at any point."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def retry_on_conflict(attempt: Callable[[], T], attempts: int = 10) -> T:
+    """Call `attempt`, which looks at the table, plans and commits, until no other commit came between."""
+    for _ in range(attempts - 1):
+        try:
+            return attempt()
+        except ConflictError:
+            continue
+    return attempt()
