@@ -1,24 +1,24 @@
 """Every error that Lastword raises, as one tree. The branch says what the caller can do.
 
-    LastwordError
-    ├── InvalidError               fix the input and call again
-    │   ├── InvalidConfigError     a setting: key, value, place and what is allowed
-    │   ├── InvalidTopicError      a topic's name or partition count
-    │   ├── TopicExistsError
-    │   ├── UnknownTopicError
-    │   ├── UnknownPartitionError
-    │   ├── InvalidRecordError     a record that may not be appended
-    │   │   ├── InvalidTimestampError
-    │   │   └── RecordTooLargeError
-    │   └── OffsetOutOfRangeError  below the log start or above the log end
-    ├── UnavailableError           try again later, or when what it names has been mended
-    │   ├── LockedError            another process has the role; it is named
-    │   ├── ConflictError          the table changed while a commit was being prepared
-    │   ├── LeaseLapsedError       a job was stopped for so long that it may no longer commit
-    │   ├── StorageError           object storage or the catalog did not do what was asked
-    │   └── WriteFailedError       the WAL could not write or sync: the partition must be reopened
-    ├── CorruptError               stored bytes are damaged: path, offset, and the way out
-    └── ClosedError                the log, topic or reader has been closed
+LastwordError
+├── InvalidError               fix the input and call again
+│   ├── InvalidConfigError     a setting: key, value, place and what is allowed
+│   ├── InvalidTopicError      a topic's name or partition count
+│   ├── TopicExistsError
+│   ├── UnknownTopicError
+│   ├── UnknownPartitionError
+│   ├── InvalidRecordError     a record that may not be appended
+│   │   ├── InvalidTimestampError
+│   │   └── RecordTooLargeError
+│   └── OffsetOutOfRangeError  below the log start or above the log end
+├── UnavailableError           try again later, or when what it names has been mended
+│   ├── LockedError            another process has the role; it is named
+│   ├── ConflictError          the table changed while a commit was being prepared
+│   ├── LeaseLapsedError       a job was stopped for so long that it may no longer commit
+│   ├── StorageError           object storage or the catalog did not do what was asked
+│   └── WriteFailedError       the WAL could not write or sync: the partition must be reopened
+├── CorruptError               stored bytes are damaged: path, offset, and the way out
+└── ClosedError                the log, topic or reader has been closed
 """
 
 from __future__ import annotations

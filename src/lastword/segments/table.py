@@ -18,9 +18,13 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from lastword.errors import ConflictError
+from lastword.errors import ConflictError, StorageError
 
 T = TypeVar("T")
+
+
+class SegmentGoneError(StorageError):
+    """A segment's file, or a snapshot, is no longer there. Look at the table again and plan from that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,53 @@
+"""Kafka's record batches (format version 2): check, place, decode and encode them.
+
+header.py       the 61 bytes before the records, the CRC, where a batch ends
+compression.py  Kafka's codecs, decompression within a bound
+check.py        everything that must hold before a batch is acknowledged
+decode.py       batches to Arrow and to records
+encode.py       records and Arrow to batches
+_compiled.py    the loops over record bytes, imported at the first use
+"""
+
+from __future__ import annotations
+
+from lastword.batch.check import Limits, VersionFormat, parse_version, validate
+from lastword.batch.compression import BadBatchError, Buffer, Compression
+from lastword.batch.decode import decode, decode_many, decode_records
+from lastword.batch.encode import DEFAULT_BATCH_BYTES, empty_batch, encode, encode_arrow
+from lastword.batch.header import (
+    HEADER_BYTES,
+    BatchHeader,
+    check_crc,
+    place,
+    read_header,
+    split,
+)
+
+__all__ = [
+    "DEFAULT_BATCH_BYTES",
+    "HEADER_BYTES",
+    "BadBatchError",
+    "BatchHeader",
+    "Buffer",
+    "Compression",
+    "Limits",
+    "VersionFormat",
+    "check_crc",
+    "decode",
+    "decode_many",
+    "decode_records",
+    "empty_batch",
+    "encode",
+    "encode_arrow",
+    "parse_version",
+    "place",
+    "read_header",
+    "split",
+    "validate",
+    "warm_up",
+]
+
+
+def warm_up() -> None:
+    """Loads the compiled loops. A server calls it before it listens, so that no first request waits for it."""
+    import lastword.batch._compiled  # noqa: F401

@@ -1,0 +1,160 @@
+"""Everything that must hold before a batch is acknowledged, so that whatever is in the log can be read back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+
+from lastword.batch.compression import BadBatchError, Buffer, check_frame
+from lastword.batch.header import HEADER_BYTES, BatchHeader, check_crc, only_header
+from lastword.batch.walk import Walked, walk
+from lastword.errors import InvalidRecordError, InvalidTimestampError, RecordTooLargeError
+from lastword.record import NO_TIMESTAMP_MS, TimestampType
+
+VersionFormat = Literal["long", "text"]
+
+_INT64_MIN: Final = -(2**63)
+_INT64_MAX: Final = 2**63 - 1
+_DECIMAL: Final = re.compile(rb"[+-]?[0-9]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a topic allows, and the time that its timestamps are compared with.
+
+    `version_header` is a header's name and format that every record must have. Kafka corrects a wrong max
+    timestamp instead of refusing the batch; with `max_timestamp_corrected` so do we: `validate` then returns a
+    header with the right one, to be handed to `place`.
+    """
+
+    max_message_bytes: int
+    now_ms: int
+    timestamp_before_max_ms: int | None = None
+    timestamp_after_max_ms: int | None = None
+    null_key_allowed: bool = True
+    version_header: tuple[str, VersionFormat] | None = None
+    log_append_time: bool = False
+    max_decompressed_bytes: int
+    max_timestamp_corrected: bool = False
+
+
+def validate(batch: Buffer, limits: Limits) -> BatchHeader:
+    """Checks one whole batch as it came from a producer, and returns its header."""
+    header = only_header(batch)
+    if header.size_bytes > limits.max_message_bytes:
+        raise RecordTooLargeError(
+            f"the batch has {header.size_bytes} bytes; max.message.bytes allows {limits.max_message_bytes}"
+        )
+    if not check_crc(batch, header):
+        raise BadBatchError("the batch does not match its CRC")
+    _check_header(header, limits)
+    check_frame(memoryview(batch)[HEADER_BYTES:], header.compression)
+    largest_ms = _check_records(walk(batch, header, limits.max_decompressed_bytes), limits)
+    if limits.log_append_time or header.max_timestamp_ms == largest_ms:
+        return header
+    if limits.max_timestamp_corrected:
+        return replace(header, max_timestamp_ms=largest_ms)
+    raise BadBatchError(
+        f"the header's max timestamp is {header.max_timestamp_ms}; the largest of its records is {largest_ms}"
+    )
+
+
+def parse_version(value: bytes | None, version_format: VersionFormat) -> int | None:
+    """A version header's value as a number, or None if it isn't one. Both formats are signed 64-bit numbers."""
+    if value is None:
+        return None
+    if version_format == "long":
+        return int.from_bytes(value, "big", signed=True) if len(value) == 8 else None
+    # Leading zeros are taken off first, since Python refuses to convert some thousands of digits.
+    if not _DECIMAL.fullmatch(value):
+        return None
+    digits = value.lstrip(b"+-").lstrip(b"0")
+    if len(digits) > 19:
+        return None
+    number = int(digits or b"0") * (-1 if value.startswith(b"-") else 1)
+    return number if _INT64_MIN <= number <= _INT64_MAX else None
+
+
+def _check_header(header: BatchHeader, limits: Limits) -> None:
+    if header.is_control:
+        raise BadBatchError("control batches are written by brokers only")
+    if header.is_transactional:
+        raise BadBatchError("transactions are not supported")
+    if header.record_count < 1:
+        raise BadBatchError(f"the batch says it has {header.record_count} records; at least 1 is allowed")
+    if header.last_offset_delta != header.record_count - 1:
+        raise BadBatchError(
+            f"the last offset delta is {header.last_offset_delta}; with {header.record_count} records it must be"
+            f" {header.record_count - 1}"
+        )
+    if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
+        raise BadBatchError(
+            f"producer {header.producer_id} has epoch {header.producer_epoch} and base sequence"
+            f" {header.base_sequence}; neither may be negative"
+        )
+    if header.timestamp_type is TimestampType.LOG_APPEND and not limits.log_append_time:
+        raise InvalidTimestampError("the batch says LogAppendTime; the topic's timestamps are CreateTime")
+
+
+def _check_records(walked: Walked, limits: Limits) -> int:
+    """The rules for each record. Returns the largest timestamp."""
+    from lastword.batch import _compiled
+
+    version_name, version_format = b"", 0
+    if limits.version_header is not None:
+        version_name = limits.version_header[0].encode()
+        version_format = (
+            _compiled.VERSION_LONG if limits.version_header[1] == "long" else _compiled.VERSION_TEXT
+        )
+    before_ms, after_ms = limits.timestamp_before_max_ms, limits.timestamp_after_max_ms
+    code, record, largest_ms = _compiled.check(
+        walked.data,
+        walked.index,
+        walked.header.record_count,
+        walked.header.base_timestamp_ms,
+        not limits.log_append_time,
+        _INT64_MIN if before_ms is None else max(_INT64_MIN, limits.now_ms - before_ms),
+        _INT64_MAX if after_ms is None else min(_INT64_MAX, limits.now_ms + after_ms),
+        limits.null_key_allowed,
+        np.frombuffer(version_name, np.uint8),
+        version_format,
+    )
+    if code != _compiled.FINE:
+        raise _broken_rule(code, record, walked, limits)
+    return largest_ms
+
+
+def _broken_rule(code: int, record: int, walked: Walked, limits: Limits) -> InvalidRecordError:
+    from lastword.batch import _compiled
+
+    found = walked.index[record].tolist()
+    timestamp_ms = walked.header.base_timestamp_ms + found[_compiled.TIMESTAMP_DELTA]
+    match code:
+        case _compiled.BAD_OFFSET_DELTA:
+            return BadBatchError(
+                f"record {record}: the offset delta is {found[_compiled.OFFSET_DELTA]}; it must be {record}"
+            )
+        case _compiled.BAD_TIMESTAMP:
+            return InvalidTimestampError(
+                f"record {record}: timestamp {timestamp_ms} can't be stored; {NO_TIMESTAMP_MS} (none) to"
+                f" {_compiled.MAX_TIMESTAMP_MS} is allowed"
+            )
+        case _compiled.TIMESTAMP_TOO_OLD:
+            return InvalidTimestampError(
+                f"record {record}: timestamp {timestamp_ms} is more than {limits.timestamp_before_max_ms} ms"
+                f" before now ({limits.now_ms}), which message.timestamp.before.max.ms does not allow"
+            )
+        case _compiled.TIMESTAMP_TOO_NEW:
+            return InvalidTimestampError(
+                f"record {record}: timestamp {timestamp_ms} is more than {limits.timestamp_after_max_ms} ms"
+                f" after now ({limits.now_ms}), which message.timestamp.after.max.ms does not allow"
+            )
+        case _compiled.NULL_KEY:
+            return InvalidRecordError(f"record {record}: the key is null; the topic asks for a key")
+    assert limits.version_header is not None
+    name, version_format = limits.version_header
+    allowed = "8 bytes, big-endian" if version_format == "long" else "a decimal number of 64 bits"
+    return InvalidRecordError(f"record {record}: header {name!r} must be there and be {allowed}")

@@ -1,0 +1,295 @@
+"""Records and Arrow to batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lastword.batch.columns import binary_column, list_ranges
+from lastword.batch.compression import BadBatchError, Compression, compress
+from lastword.batch.header import HEADER_BYTES, LOG_APPEND_TIME_BIT, write_header
+from lastword.errors import InvalidRecordError, InvalidTimestampError, RecordTooLargeError
+from lastword.record import HEADERS_TYPE, NO_TIMESTAMP_MS, PAYLOAD_SCHEMA, NewRecord, TimestampType
+
+DEFAULT_BATCH_BYTES: Final = 1024 * 1024
+_INT32_MAX: Final = 2**31 - 1
+_MAX_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
+_NO_PRODUCER: Final = -1
+
+
+def encode(
+    records: Sequence[NewRecord],
+    *,
+    base_offset: int = 0,
+    now_ms: int,
+    compression: Compression = Compression.NONE,
+    log_append_time: bool = False,
+    leader_epoch: int = 0,
+    producer_id: int = _NO_PRODUCER,
+    producer_epoch: int = _NO_PRODUCER,
+    base_sequence: int = _NO_PRODUCER,
+) -> bytes:
+    """One batch of these records, at offsets without gaps. A record without a timestamp gets `now_ms`."""
+    if not records:
+        raise BadBatchError("a batch needs at least one record")
+    if log_append_time:
+        timestamps = np.full(len(records), now_ms, np.int64)
+    else:
+        timestamps = _timestamps_ms(records, now_ms)
+    kind = TimestampType.LOG_APPEND if log_append_time else TimestampType.CREATE
+    columns = _Columns(
+        offsets=np.arange(base_offset, base_offset + len(records), dtype=np.int64),
+        timestamps=timestamps,
+        timestamp_types=np.full(len(records), kind, np.int32),
+        keys=_binary([record.key for record in records], "key"),
+        values=_binary([record.value for record in records], "value"),
+        headers=_headers(records),
+    )
+    end, size, largest = columns.measure(0, _INT32_MAX)
+    if end < len(records):
+        raise RecordTooLargeError(f"record {end} no longer fits: a batch has {_INT32_MAX} bytes at most")
+    return columns.write(
+        0,
+        end,
+        size,
+        largest,
+        compression=compression,
+        leader_epoch=leader_epoch,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
+
+
+def encode_arrow(
+    records: pa.RecordBatch,
+    *,
+    compression: Compression = Compression.NONE,
+    leader_epoch: int = 0,
+    next_offset: int | None = None,
+    batch_bytes: int = DEFAULT_BATCH_BYTES,
+) -> list[bytes]:
+    """Batches of about `batch_bytes` each (before compression) with these records, at their own offsets.
+
+    With `next_offset` the last batch spans the offsets up to it, so that a reader goes on from there although
+    the records in between are gone. Records of LogAppendTime share a batch only if they share the timestamp:
+    a batch has one for all of them.
+    """
+    columns = _columns_of(records)
+    rows = len(columns.offsets)
+    if rows == 0:
+        return []
+    last_offset = int(columns.offsets[-1])
+    if next_offset is not None and next_offset <= last_offset:
+        raise InvalidRecordError(f"next offset {next_offset} is not above the last record's, {last_offset}")
+    batches = []
+    first = 0
+    while first < rows:
+        end, size, largest = columns.measure(first, batch_bytes - HEADER_BYTES)
+        if end == first:
+            raise RecordTooLargeError(f"row {first} does not fit into a batch of {_INT32_MAX} bytes")
+        span_end = next_offset if end == rows else None
+        batches.append(
+            columns.write(
+                first,
+                end,
+                size,
+                largest,
+                compression=compression,
+                leader_epoch=leader_epoch,
+                span_end=span_end,
+            )
+        )
+        reached = int(columns.offsets[first]) + _INT32_MAX + 1
+        first = end
+    # A batch spans an int32 of offsets at most; a longer gap takes batches of its own.
+    while next_offset is not None and reached < next_offset:
+        last_offset = min(next_offset - 1, reached + _INT32_MAX)
+        batches.append(empty_batch(reached, last_offset, leader_epoch))
+        reached = last_offset + 1
+    return batches
+
+
+def empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
+    """A batch without records that spans offsets whose records are gone."""
+    if not 0 <= last_offset - base_offset <= _INT32_MAX:
+        raise InvalidRecordError(
+            f"a batch can't span offsets {base_offset} to {last_offset}: 1 to {_INT32_MAX + 1} of them are allowed"
+        )
+    batch = bytearray(HEADER_BYTES)
+    write_header(
+        batch,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        attributes=0,
+        last_offset_delta=last_offset - base_offset,
+        base_timestamp_ms=NO_TIMESTAMP_MS,
+        max_timestamp_ms=NO_TIMESTAMP_MS,
+        producer_id=_NO_PRODUCER,
+        producer_epoch=_NO_PRODUCER,
+        base_sequence=_NO_PRODUCER,
+        record_count=0,
+    )
+    return bytes(batch)
+
+
+class _Columns:
+    """Rows as the compiled loops take them."""
+
+    def __init__(
+        self,
+        *,
+        offsets: npt.NDArray[np.int64],
+        timestamps: npt.NDArray[np.int64],
+        timestamp_types: npt.NDArray[np.int32],
+        keys: pa.Array,
+        values: pa.Array,
+        headers: pa.Array,
+    ) -> None:
+        for array in (offsets, timestamps, timestamp_types):
+            array.flags.writeable = False
+        self.offsets = offsets
+        self.timestamps = timestamps
+        self.timestamp_types = timestamp_types
+        pairs = headers.values
+        self.fields = (
+            binary_column(keys),
+            binary_column(values),
+            list_ranges(headers),
+            binary_column(pairs.field(0)),
+            binary_column(pairs.field(1)),
+        )
+        self.sizes = np.empty(len(offsets), np.int32)
+
+    def measure(self, first: int, limit_bytes: int) -> tuple[int, int, int]:
+        """The end of the batch that begins at row `first`, its records' bytes, its largest timestamp."""
+        from lastword.batch import _compiled
+
+        return _compiled.measure(
+            self.offsets,
+            self.timestamps,
+            self.timestamp_types,
+            *self.fields,
+            first,
+            limit_bytes,
+            self.sizes,
+        )
+
+    def write(
+        self,
+        first: int,
+        end: int,
+        size: int,
+        largest: int,
+        *,
+        compression: Compression,
+        leader_epoch: int,
+        producer_id: int = _NO_PRODUCER,
+        producer_epoch: int = _NO_PRODUCER,
+        base_sequence: int = _NO_PRODUCER,
+        span_end: int | None = None,
+    ) -> bytes:
+        """The batch of rows `first` to `end`, which `measure` has measured; it may span offsets beyond them."""
+        from lastword.batch import _compiled
+
+        room = np.empty(HEADER_BYTES + size, np.uint8)
+        _compiled.write(
+            self.offsets, self.timestamps, *self.fields, first, end, self.sizes, room, HEADER_BYTES
+        )
+        batch: bytearray | memoryview = room.data
+        if compression is not Compression.NONE:
+            batch = bytearray(HEADER_BYTES) + compress(batch[HEADER_BYTES:], compression)
+        base_offset = int(self.offsets[first])
+        last_offset = int(self.offsets[end - 1]) if span_end is None else span_end - 1
+        appended = self.timestamp_types[first] == TimestampType.LOG_APPEND
+        write_header(
+            batch,
+            base_offset=base_offset,
+            leader_epoch=leader_epoch,
+            attributes=compression | (LOG_APPEND_TIME_BIT if appended else 0),
+            last_offset_delta=min(last_offset - base_offset, _INT32_MAX),
+            base_timestamp_ms=int(self.timestamps[first]),
+            max_timestamp_ms=largest,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            record_count=end - first,
+        )
+        return bytes(batch)
+
+
+def _columns_of(records: pa.RecordBatch) -> _Columns:
+    arrays: dict[str, pa.Array] = {}
+    for field in PAYLOAD_SCHEMA:
+        array = records.column(field.name)
+        if array.type != field.type:
+            raise InvalidRecordError(f"column {field.name} is {array.type}; it must be {field.type}")
+        if array.null_count and not field.nullable:
+            raise InvalidRecordError(f"column {field.name} has nulls")
+        arrays[field.name] = array
+    offsets = _numbers(arrays["offset"], np.int64)
+    if np.any(offsets[1:] <= offsets[:-1]):
+        raise InvalidRecordError("the rows are not in the order of their offsets")
+    timestamps = _numbers(arrays["timestamp"], np.int64) // 1000
+    if arrays["timestamp"].null_count:
+        timestamps[arrays["timestamp"].is_null().to_numpy(zero_copy_only=False)] = NO_TIMESTAMP_MS
+    return _Columns(
+        offsets=offsets,
+        timestamps=timestamps,
+        timestamp_types=_numbers(arrays["timestamp_type"], np.int32),
+        keys=arrays["key"],
+        values=arrays["value"],
+        headers=arrays["headers"],
+    )
+
+
+def _numbers(array: pa.Array, dtype: type[Any]) -> npt.NDArray[Any]:
+    """An Arrow column of numbers or timestamps as numpy sees it, nulls included, without a copy."""
+    buffer = array.buffers()[1]
+    if buffer is None:
+        return np.zeros(0, dtype)
+    return np.frombuffer(buffer, dtype)[array.offset : array.offset + len(array)]
+
+
+def _timestamps_ms(records: Sequence[NewRecord], now_ms: int) -> npt.NDArray[np.int64]:
+    timestamps = [now_ms if record.timestamp_ms is None else record.timestamp_ms for record in records]
+    for outlier in (min(timestamps), max(timestamps)):
+        if not NO_TIMESTAMP_MS <= outlier <= _MAX_TIMESTAMP_MS:
+            raise InvalidTimestampError(
+                f"record {timestamps.index(outlier)}: timestamp {outlier} can't be stored; {NO_TIMESTAMP_MS}"
+                f" (none) to {_MAX_TIMESTAMP_MS} is allowed"
+            )
+    return np.array(timestamps, np.int64)
+
+
+def _binary(items: list[bytes | None], what: str) -> pa.Array:
+    # Arrow would take text and encode it, which the types rule out and nobody meant.
+    if others := set(map(type, items)) - {bytes, type(None)}:
+        raise InvalidRecordError(f"a {what} is {others.pop().__name__}; bytes or None are allowed")
+    array = pa.array(items, pa.binary())
+    if isinstance(array, pa.ChunkedArray):
+        raise RecordTooLargeError(f"the {what}s have more than {_INT32_MAX} bytes together")
+    return array
+
+
+def _headers(records: Sequence[NewRecord]) -> pa.Array:
+    lists = [record.headers for record in records]
+    if not any(lists):
+        return pa.nulls(len(records), HEADERS_TYPE)
+    flat = list(chain.from_iterable(lists))
+    try:
+        names = pa.array([name for name, _ in flat], pa.string())
+    except (UnicodeEncodeError, pa.ArrowException) as error:
+        raise InvalidRecordError(f"a header's name is not text: {error}") from error
+    if names.null_count:
+        raise InvalidRecordError("a header's name is None; text is allowed")
+    values = _binary([value for _, value in flat], "header")
+    pairs = pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))
+    ends = np.zeros(len(lists) + 1, np.int32)
+    np.cumsum([len(headers) for headers in lists], out=ends[1:])
+    return pa.ListArray.from_arrays(pa.array(ends), pairs, type=HEADERS_TYPE)

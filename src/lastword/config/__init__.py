@@ -1,0 +1,17 @@
+"""Settings: a topic's own over its namespace's over the broker's over the default. Kafka's key names."""
+
+from lastword.config.broker import BrokerConfig
+from lastword.config.names import check_new_topic_name, check_topic_name, split_name
+from lastword.config.topic import EffectiveSetting, TopicSettings, check_topic_config
+from lastword.config.values import WalSync
+
+__all__ = [
+    "BrokerConfig",
+    "EffectiveSetting",
+    "TopicSettings",
+    "WalSync",
+    "check_new_topic_name",
+    "check_topic_config",
+    "check_topic_name",
+    "split_name",
+]

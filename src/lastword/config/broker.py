@@ -1,0 +1,249 @@
+"""The broker's configuration: what the file says, and from it the settings of every topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+from lastword.config.document import Entry, read_file, read_mapping
+from lastword.config.keys import BROKER_KEYS, BROKER_SETTINGS, TOPIC_KEYS, closest, unknown_setting
+from lastword.config.masking import mask
+from lastword.config.names import DEFAULT_NAMESPACE, check_namespace, split_name
+from lastword.config.topic import (
+    EffectiveSetting,
+    Given,
+    Level,
+    TopicSettings,
+    build,
+    check_topic_config,
+    check_topic_setting,
+    settle,
+)
+from lastword.config.values import WalSync
+from lastword.errors import InvalidConfigError
+
+NAMESPACES = "namespaces"
+CATALOG = "catalog"
+TOPIC_DEFAULT_CONFIG = "topic.default_config"
+_SECTIONS = (NAMESPACES, CATALOG, TOPIC_DEFAULT_CONFIG)
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class _Contents:
+    """A file's entries, each checked on its own and put where it belongs."""
+
+    broker: dict[str, Given] = field(default_factory=dict)
+    namespaces: dict[str, dict[str, Given]] = field(default_factory=dict)
+    catalog: dict[str, Given] = field(default_factory=dict)
+    topic_default_config: dict[str, Given] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Every setting of a broker, and the settings that topics inherit. Any topic without its own resolves.
+
+    None is 'no limit', for `warehouse` 'in the data folder'. An empty catalog is SQLite in the data folder.
+    """
+
+    wal_sync: WalSync
+    wal_max_bytes: int | None
+    deleter_enabled: bool
+    deleter_interval_ms: int
+    deleter_time_enabled: bool
+    deleter_size_enabled: bool
+    worker_initial_delay_ms: int
+    worker_interval_ms: int
+    collect_grace_ms: int
+    snapshot_retention_ms: int
+    lease_ttl_ms: int
+    warehouse: str | None
+    topic_default_config: Mapping[str, str]
+    # Not in the repr: it goes to logs, and these have passwords.
+    catalog: Mapping[str, str] = field(repr=False)
+    _contents: _Contents = field(repr=False)
+
+    @classmethod
+    def load(cls, path: Path | None) -> Self:
+        """Read a file; without one every setting has its default."""
+        if path is None:
+            return cls.from_mapping({}, where="")
+        return cls._from_entries(read_file(path), where=str(path))
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, object], where: str) -> Self:
+        """Take what a file would say from a mapping; `where` is named in errors."""
+        return cls._from_entries(read_mapping(mapping, where=where), where=where)
+
+    @classmethod
+    def _from_entries(cls, entries: Iterable[Entry], *, where: str) -> Self:
+        contents = _sort(entries)
+        _check_levels(contents, where=where)
+        values: dict[str, Any] = {
+            setting.attribute: None if text == "" else setting.kind.parse(text)
+            for setting, text in ((BROKER_KEYS[e.key], e.value) for e in _broker_settings(contents))
+        }
+        return cls(
+            **values,
+            topic_default_config=_texts(contents.topic_default_config),
+            catalog=_texts(contents.catalog),
+            _contents=contents,
+        )
+
+    def resolve(self, topic: str, own: Mapping[str, str]) -> TopicSettings:
+        """What holds for a topic with these settings of its own, or an error if they contradict each other."""
+        return build(self._settle(topic, own), where=f"topic {topic}")
+
+    def explain(self, topic: str | None = None, own: Mapping[str, str] = _NOTHING) -> list[EffectiveSetting]:
+        """Every setting with its source: those of a topic, or that topics inherit, then the broker's.
+
+        Settings that contradict each other are shown as they are. Secrets are masked.
+        """
+        if topic is None:
+            effective = settle([Level("broker", _topic_level(self._contents.broker))])
+        else:
+            effective = self._settle(topic, own)
+        return [
+            *effective.values(),
+            *_broker_settings(self._contents),
+            *_catalog_properties(self._contents.catalog),
+            *_default_config(self._contents.topic_default_config),
+        ]
+
+    def _settle(self, topic: str, own: Mapping[str, str]) -> dict[str, EffectiveSetting]:
+        checked = check_topic_config(own, where=f"topic {topic}")
+        level = Level("topic", {key: Given(text) for key, text in checked.items()})
+        namespace, _ = split_name(topic)
+        return settle([level, *_inherited(self._contents, namespace)])
+
+
+def _sort(entries: Iterable[Entry]) -> _Contents:
+    contents = _Contents()
+    places: dict[str, str] = {}
+    for entry in entries:
+        key = entry.key
+        if key in places:
+            raise InvalidConfigError(f"{entry.where}: {key!r} is given twice, also at {places[key]}")
+        places[key] = entry.where
+        _put(entry, contents)
+    return contents
+
+
+def _put(entry: Entry, contents: _Contents) -> None:
+    key, where = entry.key, entry.where
+    if key in BROKER_KEYS:
+        contents.broker[key] = Given(BROKER_KEYS[key].canonical(entry.value, where=where), where)
+    elif key in TOPIC_KEYS:
+        contents.broker[key] = Given(TOPIC_KEYS[key].canonical(entry.value, where=where), where)
+    elif key in _SECTIONS:
+        _check_empty(key, entry)
+    elif key.startswith(f"{NAMESPACES}."):
+        _put_namespace(key.removeprefix(f"{NAMESPACES}."), entry, contents)
+    elif key.startswith(f"{CATALOG}."):
+        contents.catalog[key.removeprefix(f"{CATALOG}.")] = Given(_property(entry), where)
+    elif key.startswith(f"{TOPIC_DEFAULT_CONFIG}."):
+        setting = key.removeprefix(f"{TOPIC_DEFAULT_CONFIG}.")
+        text = check_topic_setting(setting, entry.value, where=f"{where}: {TOPIC_DEFAULT_CONFIG}")
+        contents.topic_default_config[setting] = Given(text, where)
+    elif entry.path[0].partition(".")[0] == "topics":
+        raise InvalidConfigError(
+            f"{where}: {key!r}: a topic's own settings live with the topic, not in this file; "
+            f"change them with `lastword topic alter`"
+        )
+    else:
+        raise _unknown(entry)
+
+
+def _put_namespace(rest: str, entry: Entry, contents: _Contents) -> None:
+    namespace, dot, key = rest.partition(".")
+    problem = check_namespace(namespace)
+    if problem is not None:
+        raise InvalidConfigError(f"{entry.where}: {namespace!r} is not the name of a namespace: {problem}")
+    if not dot:
+        _check_empty(f"namespace {namespace}", entry)
+        return
+    text = check_topic_setting(key, entry.value, where=f"{entry.where}: namespace {namespace}")
+    contents.namespaces.setdefault(namespace, {})[key] = Given(text, entry.where)
+
+
+def _check_empty(section: str, entry: Entry) -> None:
+    # The value isn't shown: for the catalog it may be a URI with a password.
+    if entry.value != {}:
+        raise InvalidConfigError(
+            f"{entry.where}: {section} must be a group of settings, '{{}}' if there are none"
+        )
+
+
+def _property(entry: Entry) -> str:
+    """A catalog property, in the text that pyiceberg takes. Its value is never shown in an error."""
+    value = entry.value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise InvalidConfigError(f"{entry.where}: {entry.key} must be one text or number")
+
+
+def _unknown(entry: Entry) -> InvalidConfigError:
+    """A misspelt section is told by its own name, not by the settings in it."""
+    parts = entry.key.split(".")
+    for section in (parts[0], ".".join(parts[:2])):
+        meant = closest(section, _SECTIONS, cutoff=0.75)
+        if meant is not None:
+            return unknown_setting(section, meant=meant, where=entry.places[0])
+    return unknown_setting(
+        entry.key, meant=closest(entry.key, (*BROKER_KEYS, *TOPIC_KEYS)), where=entry.where
+    )
+
+
+def _check_levels(contents: _Contents, *, where: str) -> None:
+    """A file that loads must not make a topic fail that has no settings of its own, auto-created or not."""
+    created = Level(TOPIC_DEFAULT_CONFIG, contents.topic_default_config)
+    for namespace in (DEFAULT_NAMESPACE, *contents.namespaces):
+        inherited = list(_inherited(contents, namespace))
+        place = f"{where}: topics of namespace {namespace}"
+        build(settle(inherited), where=place)
+        build(settle([created, *inherited]), where=f"{where}: auto-created topics of namespace {namespace}")
+
+
+def _inherited(contents: _Contents, namespace: str) -> Iterator[Level]:
+    yield Level(f"namespace {namespace}", contents.namespaces.get(namespace, {}))
+    yield Level("broker", _topic_level(contents.broker))
+
+
+def _topic_level(given: Mapping[str, Given]) -> dict[str, Given]:
+    return {key: value for key, value in given.items() if key in TOPIC_KEYS}
+
+
+def _broker_settings(contents: _Contents) -> Iterator[EffectiveSetting]:
+    for setting in BROKER_SETTINGS:
+        given = contents.broker.get(setting.key)
+        if given is None:
+            yield EffectiveSetting(key=setting.key, value=setting.default or "", source="default")
+        else:
+            yield EffectiveSetting(key=setting.key, value=given.text, source="broker", where=given.where)
+
+
+def _catalog_properties(given: Mapping[str, Given]) -> Iterator[EffectiveSetting]:
+    if not given:
+        yield EffectiveSetting(key=CATALOG, value="", source="default")
+    for key, value in given.items():
+        yield EffectiveSetting(
+            key=f"{CATALOG}.{key}", value=mask(key, value.text), source="broker", where=value.where
+        )
+
+
+def _default_config(given: Mapping[str, Given]) -> Iterator[EffectiveSetting]:
+    if not given:
+        yield EffectiveSetting(key=TOPIC_DEFAULT_CONFIG, value="", source="default")
+    for key, value in given.items():
+        yield EffectiveSetting(
+            key=f"{TOPIC_DEFAULT_CONFIG}.{key}", value=value.text, source="broker", where=value.where
+        )
+
+
+def _texts(given: Mapping[str, Given]) -> dict[str, str]:
+    return {key: value.text for key, value in given.items()}

@@ -1,0 +1,314 @@
+"""The tables of all settings. Checks, defaults and the reference page in the docs come from here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from lastword.config.values import (
+    INT_MAX,
+    LONG_MAX,
+    Choice,
+    CleanupPolicy,
+    Kind,
+    Name,
+    Ratio,
+    Switch,
+    WalSyncKind,
+    WholeNumber,
+)
+from lastword.errors import InvalidConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting. Without a default it is not set, and `unset` tells a user what holds then."""
+
+    key: str
+    kind: Kind
+    default: str | None
+    meaning: str
+    unset: str = "not set"
+
+    @property
+    def attribute(self) -> str:
+        return self.key.replace(".", "_")
+
+    def canonical(self, raw: object, *, where: str) -> str:
+        """The one text of a value, or an error that names the place, the key, the value and what is allowed."""
+        try:
+            return self.kind.text(self.kind.parse(raw))
+        except ValueError:
+            raise InvalidConfigError(
+                f"{where}: {self.key} {_shown(raw)}; allowed: {self.kind.allowed}"
+            ) from None
+
+
+_DURATION_MS = WholeNumber()
+_INTERVAL_MS = WholeNumber(low=1)
+_LIMIT = WholeNumber(unlimited=(-1,))
+_BYTES = WholeNumber(high=INT_MAX)
+
+TOPIC_SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        key="cleanup.policy",
+        kind=CleanupPolicy(),
+        default="delete",
+        meaning="`delete` drops what is older than the retention, `compact` keeps the last record of each key, "
+        "`compact,delete` (in either order) does both",
+    ),
+    Setting(
+        key="min.cleanable.dirty.ratio",
+        kind=Ratio(),
+        default="0.5",
+        meaning="share of not yet compacted data from which on a partition is compacted",
+    ),
+    Setting(
+        key="dirty.ratio.basis",
+        kind=Choice(("bytes", "records")),
+        default="bytes",
+        meaning="how that share is measured. `bytes`: dirty bytes of all bytes; "
+        "`records`: estimated superseded records of all records",
+    ),
+    Setting(
+        key="min.compaction.lag.ms",
+        kind=_DURATION_MS,
+        default="0",
+        meaning="a segment whose newest record is younger is not compacted, nor is any after it",
+    ),
+    Setting(
+        key="max.compaction.lag.ms",
+        # Kafka's clients send and expect its largest number for 'no limit', so this is what is stored.
+        kind=WholeNumber(low=1, unlimited=(LONG_MAX, -1), takes_none=True),
+        default=str(LONG_MAX),
+        meaning="a dirty segment whose oldest record is older makes the partition due, whatever its ratio",
+    ),
+    Setting(
+        key="delete.retention.ms",
+        kind=_DURATION_MS,
+        default="86400000",
+        meaning="how long a tombstone stays readable before compaction may remove it",
+    ),
+    Setting(
+        key="tombstone.clock",
+        kind=Choice(("compaction", "record")),
+        default="compaction",
+        meaning="what `delete.retention.ms` counts from. `compaction`: the first compaction that passes the "
+        "tombstone, as in Kafka; `record`: the tombstone's timestamp",
+    ),
+    Setting(
+        key="compaction.strategy",
+        kind=Choice(("offset", "first", "timestamp", "header")),
+        default="offset",
+        meaning="which record of a key stays: the newest, the oldest, the one with the highest timestamp, "
+        "or the one with the highest version in a header",
+    ),
+    Setting(
+        key="compaction.strategy.header",
+        kind=Name("the name of a header"),
+        default=None,
+        meaning="the header that has the version; required by `compaction.strategy=header`. "
+        "If a record has several of that name, the last one counts",
+    ),
+    Setting(
+        key="compaction.strategy.header.format",
+        kind=Choice(("long", "text")),
+        default=None,
+        meaning="how the version is written: `long` is 8 bytes, big-endian, signed; `text` is a decimal number. "
+        "Required by `compaction.strategy=header`",
+    ),
+    Setting(
+        key="compaction.strategy.header.missing",
+        kind=Choice(("reject", "lowest")),
+        default="reject",
+        meaning="a record without a readable version is refused when it is produced (`reject`), "
+        "or loses to every record that has one (`lowest`)",
+    ),
+    Setting(
+        key="null.key",
+        kind=Choice(("keep", "reject")),
+        default="keep",
+        meaning="on compacted topics, records without a key are kept by compaction, or refused when produced "
+        "(`reject`, as in Kafka)",
+    ),
+    Setting(
+        key="min.rewrite.ratio",
+        kind=Ratio(),
+        default="0",
+        meaning="a compacted segment with a smaller share of superseded records is left for a later run. "
+        "`0`: every superseded record goes; higher: less rewriting, some more space",
+    ),
+    Setting(
+        key="retention.ms",
+        kind=_LIMIT,
+        default="604800000",
+        meaning="how long records stay, for policies with `delete`",
+    ),
+    Setting(
+        key="retention.bytes",
+        kind=_LIMIT,
+        default="-1",
+        meaning="how large a partition may become, for policies with `delete`",
+    ),
+    Setting(
+        key="segment.bytes",
+        # Kafka's own lower bound before its 4.0.
+        kind=WholeNumber(low=14, high=INT_MAX),
+        default="1073741824",
+        meaning="size at which a WAL file is rolled, and up to which small segments are merged",
+    ),
+    Setting(
+        key="segment.ms",
+        kind=_INTERVAL_MS,
+        default="604800000",
+        meaning="age at which a WAL file is rolled",
+    ),
+    Setting(
+        key="tiering.lag.ms",
+        kind=_DURATION_MS,
+        default="300000",
+        meaning="the longest that a record waits in a WAL file before the file is rolled and sealed",
+    ),
+    Setting(
+        key="local.retention.ms",
+        kind=WholeNumber(unlimited=(-1,), special={-2: "as `retention.ms`"}),
+        default="86400000",
+        meaning="how long sealed WAL files stay on the local disk. `0`: a file goes as soon as it is sealed",
+    ),
+    Setting(
+        key="local.retention.bytes",
+        kind=WholeNumber(unlimited=(-1,), special={-2: "as `retention.bytes`"}),
+        default="10737418240",
+        meaning="how much WAL a partition keeps on the local disk, as far as it is sealed",
+    ),
+    Setting(
+        key="max.message.bytes",
+        kind=_BYTES,
+        default="1048588",
+        meaning="the largest record batch that is accepted",
+    ),
+    Setting(
+        key="message.timestamp.type",
+        kind=Choice(("CreateTime", "LogAppendTime")),
+        default="CreateTime",
+        meaning="whether records keep the producer's timestamp or get the time of the append",
+    ),
+    Setting(
+        key="message.timestamp.before.max.ms",
+        kind=WholeNumber(unlimited=(LONG_MAX, -1), takes_none=True),
+        default=str(LONG_MAX),
+        meaning="a record whose timestamp is further in the past is refused",
+    ),
+    Setting(
+        key="message.timestamp.after.max.ms",
+        kind=_DURATION_MS,
+        default="3600000",
+        meaning="a record whose timestamp is further in the future is refused",
+    ),
+)
+
+BROKER_SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        key="wal.sync",
+        kind=WalSyncKind(),
+        default="group",
+        meaning="when a produce is answered. `group`: after the disk has synced it, produces that wait together "
+        "share one sync; `interval:<ms>`: at once, with a sync every so often; `none`: at once, "
+        "the operating system syncs when it likes",
+    ),
+    Setting(
+        key="wal.max.bytes",
+        kind=_LIMIT,
+        default="-1",
+        meaning="bound on the WAL of all topics together; only sealed files are deleted for it",
+    ),
+    Setting(
+        key="deleter.enabled",
+        kind=Switch(),
+        default="true",
+        meaning="whether sealed WAL files are ever deleted",
+    ),
+    Setting(
+        key="deleter.interval.ms",
+        kind=_INTERVAL_MS,
+        default="300000",
+        meaning="pause between two cycles of the deleter",
+    ),
+    Setting(
+        key="deleter.time.enabled",
+        kind=Switch(),
+        default="true",
+        meaning="whether `local.retention.ms` is applied",
+    ),
+    Setting(
+        key="deleter.size.enabled",
+        kind=Switch(),
+        default="true",
+        meaning="whether `local.retention.bytes` and `wal.max.bytes` are applied",
+    ),
+    Setting(
+        key="worker.initial.delay.ms",
+        kind=_DURATION_MS,
+        default="60000",
+        meaning="time from the start to the first background run",
+    ),
+    Setting(
+        key="worker.interval.ms",
+        kind=_INTERVAL_MS,
+        default="300000",
+        meaning="pause between two background runs",
+    ),
+    Setting(
+        key="collect.grace.ms",
+        kind=_DURATION_MS,
+        default="3600000",
+        meaning="age from which on a file that no snapshot names is removed",
+    ),
+    Setting(
+        key="snapshot.retention.ms",
+        kind=_DURATION_MS,
+        default="3600000",
+        meaning="how long old snapshots of a topic's table stay, for readers and time travel",
+    ),
+    Setting(
+        key="lease.ttl.ms",
+        kind=_INTERVAL_MS,
+        default="60000",
+        meaning="how long a job may be silent before its files count as abandoned",
+    ),
+    Setting(
+        key="warehouse",
+        kind=Name("a folder or the URI of a folder (`s3://…`)"),
+        default=None,
+        unset="`<data folder>/warehouse`",
+        meaning="where sealed segments are stored",
+    ),
+)
+
+TOPIC_KEYS = {setting.key: setting for setting in TOPIC_SETTINGS}
+BROKER_KEYS = {setting.key: setting for setting in BROKER_SETTINGS}
+
+
+def closest(key: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known key that somebody may have meant."""
+    names = list(known)
+    # Kafka's brokers have most topic settings under a prefix.
+    without_prefix = key.removeprefix("log.")
+    if without_prefix in names:
+        return without_prefix
+    return next(iter(get_close_matches(key, names, n=1, cutoff=cutoff)), None)
+
+
+def unknown_setting(key: str, *, meant: str | None, where: str) -> InvalidConfigError:
+    hint = "" if meant is None else f"; did you mean {meant!r}?"
+    return InvalidConfigError(f"{where}: unknown setting {key!r}{hint}")
+
+
+def _shown(raw: object) -> str:
+    if raw is None:
+        return "has no value"
+    if isinstance(raw, dict):
+        return "is a group of settings"
+    text = repr(raw) if isinstance(raw, str | list | tuple) else str(raw)
+    return f"is {text if len(text) <= 80 else text[:80] + '…'}"

@@ -1,0 +1,154 @@
+"""Leases: how jobs and replays keep the collector away from the files that they are using.
+
+A job (sealing, compaction) writes files that nothing names until it commits; a replay reads files of a snapshot
+that may expire. Each holds a lease, a small file with an end, which a thread renews. Expiry and collection
+honour every live lease. A process that dies stops renewing, and its lease ends by itself; a job that was
+stopped for longer than that finds its lease lapsed, and must not commit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from lastword.clock import Clock, new_uuid
+from lastword.errors import LeaseLapsedError
+
+logger = logging.getLogger(__name__)
+
+LEASES_FOLDER = "leases"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Who uses files of a topic, until when. A job has no snapshot: its id is in the names of its files."""
+
+    id: str
+    topic_id: str
+    job: str
+    snapshot_id: int | None
+    expires_ms: int
+
+
+def live_leases(data_folder: Path, now_ms: int) -> list[Lease]:
+    """The leases that have not ended."""
+    return [lease for lease, _ in _load_all(data_folder) if lease.expires_ms > now_ms]
+
+
+def sweep(data_folder: Path, before_ms: int) -> None:
+    """Forget leases that ended before a time."""
+    for lease, path in _load_all(data_folder):
+        if lease.expires_ms < before_ms:
+            path.unlink(missing_ok=True)
+
+
+def _load_all(data_folder: Path) -> list[tuple[Lease, Path]]:
+    found = []
+    folder = data_folder / LEASES_FOLDER
+    for path in folder.glob("*.json") if folder.exists() else ():
+        try:
+            found.append((Lease(**json.loads(path.read_bytes())), path))
+        except FileNotFoundError:
+            continue
+        except (ValueError, TypeError):
+            logger.warning("%s is not a lease; it is left alone", path)
+    return found
+
+
+class HeldLease:
+    """A lease of this process, renewed until it is released."""
+
+    def __init__(self, keeper: LeaseKeeper, lease: Lease) -> None:
+        self._keeper = keeper
+        self._lease = lease
+
+    @property
+    def id(self) -> str:
+        return self._lease.id
+
+    def check(self) -> None:
+        """LeaseLapsedError if the lease has ended, so that the collector may have taken the files."""
+        if self._keeper.clock.now_ms() >= self._lease.expires_ms:
+            raise LeaseLapsedError(
+                f"The {self._lease.job} job {self._lease.id} was stopped for longer than its lease lasts, "
+                f"so its files may be gone. Nothing was committed; it can be run again."
+            )
+
+    def renew(self) -> None:
+        expires_ms = self._keeper.clock.now_ms() + self._keeper.ttl_ms
+        self._lease = Lease(**{**asdict(self._lease), "expires_ms": expires_ms})
+        self._keeper.write(self._lease)
+
+    def release(self) -> None:
+        self._keeper.forget(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+class LeaseKeeper:
+    """The leases of this process, and the thread that renews them while there are any."""
+
+    def __init__(self, data_folder: Path, clock: Clock, ttl_ms: int) -> None:
+        self.clock = clock
+        self.ttl_ms = ttl_ms
+        self._folder = data_folder / LEASES_FOLDER
+        self._held: list[HeldLease] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def hold(self, *, topic_id: str, job: str, snapshot_id: int | None = None) -> HeldLease:
+        lease = Lease(
+            id=new_uuid().hex[:16],
+            topic_id=topic_id,
+            job=job,
+            snapshot_id=snapshot_id,
+            expires_ms=self.clock.now_ms() + self.ttl_ms,
+        )
+        held = HeldLease(self, lease)
+        with self._lock:
+            self.write(lease)
+            self._held.append(held)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._renew, name="lastword-leases", daemon=True)
+                self._thread.start()
+        return held
+
+    def forget(self, held: HeldLease) -> None:
+        with self._lock:
+            if held in self._held:
+                self._held.remove(held)
+                (self._folder / f"{held.id}.json").unlink(missing_ok=True)
+
+    def write(self, lease: Lease) -> None:
+        # Not synced: no lease needs to outlive the machine, because no job does.
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{lease.id}.json"
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(lease)))
+        temporary.replace(path)
+
+    def _renew(self) -> None:
+        while not self._stop.wait(self.ttl_ms / 3000):
+            with self._lock:
+                for held in self._held:
+                    try:
+                        held.renew()
+                    except OSError as error:
+                        # It will lapse; then its job stops at `check` and a replay looks at the table again.
+                        logger.warning("could not renew lease %s: %s", held.id, error)
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        for held in list(self._held):
+            held.release()

@@ -1,0 +1,81 @@
+"""The two roles of a data folder, each held by one process at a time.
+
+*writer*: appends, rolls, and changes topics. *maintenance*: seals, applies retention, deletes and collects.
+The locks are flocks, so that the kernel gives them back when a process dies; the file says who holds it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+from lastword.clock import Clock
+from lastword.errors import LockedError
+
+LOCKS_FOLDER = "locks"
+
+
+class Role(StrEnum):
+    WRITER = "writer"
+    MAINTENANCE = "maintenance"
+
+
+class RoleLock:
+    """A role, held until it is released or the process ends."""
+
+    def __init__(self, fd: int, role: Role) -> None:
+        self._fd: int | None = fd
+        self.role = role
+
+    @classmethod
+    def acquire(cls, data_folder: Path, role: Role, clock: Clock) -> RoleLock:
+        """LockedError, which names the holder, if another process (or another open log) has the role."""
+        folder = data_folder / LOCKS_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{role}.lock"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 4096, 0)
+            os.close(fd)
+            raise LockedError(
+                f"{data_folder} is in use: {_describe(holder)} is its {role}. "
+                f"There can be one {role} at a time; stop that process, or wait until it is done."
+            ) from None
+        me = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:500],
+            "since_ms": clock.now_ms(),
+        }
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(me).encode(), 0)
+        return cls(fd, role)
+
+    def release(self) -> None:
+        if self._fd is not None:
+            # The content goes first: a file that names nobody is better than one that names the wrong one.
+            os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+def _describe(holder: bytes) -> str:
+    try:
+        who = json.loads(holder)
+        return f"process {who['pid']} on {who['host']} (`{who['command']}`)"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

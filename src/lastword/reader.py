@@ -1,0 +1,211 @@
+"""Reads a partition: the sealed segments of one snapshot, then the WAL's tail, as one sequence without a seam.
+
+A replay, by its steps:
+1. look at the table, and take a lease on its snapshot, so that expiry and collection leave its files alone;
+2. read the snapshot's segments in offset order, from the wanted offset up to the sealed end;
+3. read the WAL from there on. Where it no longer has the next offset, that has been sealed meanwhile: begin
+   again at 1, from that offset.
+
+A file that is gone all the same (a lapsed lease) leads back to 1 too. So the sequence has no gap and no double,
+whatever sealing, retention, the deleter, expiry and collection do meanwhile. Where retention has overtaken the
+reader, it goes on at the log start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastword.errors import CorruptError, OffsetOutOfRangeError
+from lastword.leases import LeaseKeeper
+from lastword.record import NO_TIMESTAMP_MS, RECORD_SCHEMA, Record, TimestampType
+from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
+from lastword.wal.reader import OffsetGoneError, WalReader, decode
+
+logger = logging.getLogger(__name__)
+
+TAIL_BYTES = 4 << 20
+"""About how much of the WAL is decoded at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """The offsets of a partition that can be read: from `log_start` up to, but without, `log_end`."""
+
+    log_start: int
+    log_end: int
+
+
+class PartitionReader:
+    """Reads one partition. Each `replay` is independent; a reader is not for use by several threads."""
+
+    def __init__(
+        self, table: SegmentTable, partition: int, wal_folder: Path, leases: LeaseKeeper | None
+    ) -> None:
+        self.table = table
+        self.partition = partition
+        self._leases = leases
+        self._wal = WalReader(wal_folder)
+
+    def extent(self, snapshot: Snapshot | None = None) -> Extent:
+        """What can be read now, by a fresh look at table and WAL."""
+        at = (snapshot or self.table.snapshot()).positions[self.partition]
+        wal = self._wal.extent()
+        return Extent(log_start=at.log_start, log_end=max(at.sealed_end, at.log_start, wal.end if wal else 0))
+
+    def check(self, offset: int) -> None:
+        """OffsetOutOfRangeError if a read can't begin at an offset."""
+        extent = self.extent()
+        if not extent.log_start <= offset <= extent.log_end:
+            raise OffsetOutOfRangeError(
+                f"Offset {offset} of partition {self.partition} is out of range: "
+                f"it has {extent.log_start} (log start) to {extent.log_end} (log end)."
+            )
+
+    def replay(self, offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
+        """Records from `offset` up to, but without, `end_offset`, in record.RECORD_SCHEMA."""
+        gone_in: int | None = None
+        while offset < end_offset:
+            snapshot = self.table.snapshot()
+            at = snapshot.positions[self.partition]
+            if offset < at.log_start:
+                logger.info("partition %d: going on at the log start %d", self.partition, at.log_start)
+                offset = at.log_start
+            with self.pin(snapshot):
+                try:
+                    for records in self._sealed(snapshot, offset, end_offset):
+                        yield records
+                        offset = _last_offset(records) + 1
+                    offset = max(offset, min(at.sealed_end, end_offset))
+                except SegmentGoneError as error:
+                    if gone_in == snapshot.id:
+                        raise CorruptError(
+                            f"{error} It belongs to the table's current snapshot; records of it are lost.",
+                            path=str(error),
+                            offset=offset,
+                        ) from error
+                    gone_in = snapshot.id
+                    continue
+            try:
+                for records in self.tail(offset, end_offset):
+                    yield records
+                    offset = _last_offset(records) + 1
+                return
+            except OffsetGoneError:
+                if self.table.snapshot().positions[self.partition].sealed_end <= offset:
+                    raise CorruptError(
+                        f"Offset {offset} of partition {self.partition} is neither sealed nor in a WAL file. "
+                        f"`lastword wal repair` shows what can be kept.",
+                        path="",
+                        offset=offset,
+                    ) from None
+
+    def offset_for_time(self, timestamp_ms: int) -> int:
+        """The first offset whose record is not older than a time; the log end if there is none."""
+        extent = self.extent()
+        snapshot = self.table.snapshot()
+        for segment in self.table.plan(snapshot, self.partition, extent.log_start):
+            if segment.max_timestamp_ms >= timestamp_ms:
+                for records in self.table.read(segment, ["offset", "timestamp"], extent.log_start):
+                    if (found := _first_not_older(records, timestamp_ms)) is not None:
+                        return found
+        sealed_end = snapshot.positions[self.partition].sealed_end
+        for records in self.tail(max(sealed_end, extent.log_start), extent.log_end):
+            if (found := _first_not_older(records, timestamp_ms)) is not None:
+                return found
+        return extent.log_end
+
+    def close(self) -> None:
+        self._wal.close()
+
+    def pin(self, snapshot: Snapshot) -> AbstractContextManager[object]:
+        """Keep expiry and collection away from a snapshot's files."""
+        if self._leases is None:
+            return nullcontext()
+        return self._leases.hold(topic_id=snapshot.topic.id.hex, job="replay", snapshot_id=snapshot.id)
+
+    def _sealed(self, snapshot: Snapshot, offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
+        for segment in self.table.plan(snapshot, self.partition, offset):
+            if segment.first_offset >= end_offset:
+                return
+            for records in self.table.read(segment, None, offset):
+                clipped = _clip(records, end_offset)
+                if clipped.num_rows:
+                    yield with_partition(clipped, self.partition)
+                if clipped.num_rows < records.num_rows:
+                    return
+
+    def tail(self, offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
+        """Records from the WAL alone; OffsetGoneError if it does not have `offset` any more."""
+        while offset < end_offset:
+            placed = self._wal.read(offset, max_bytes=TAIL_BYTES)
+            if not placed:
+                return
+            for records in decode(placed, from_offset=offset):
+                clipped = _clip(records, end_offset)
+                if clipped.num_rows:
+                    yield with_partition(clipped, self.partition)
+            offset = placed[-1].header.next_offset
+
+
+def _clip(records: pa.RecordBatch, end_offset: int) -> pa.RecordBatch:
+    if records.num_rows == 0 or _last_offset(records) < end_offset:
+        return records
+    return records.slice(0, int(np.searchsorted(records.column("offset").to_numpy(), end_offset)))
+
+
+def _last_offset(records: pa.RecordBatch) -> int:
+    return int(records.column("offset")[-1].as_py())
+
+
+def with_partition(records: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+    """Records of record.PAYLOAD_SCHEMA in record.RECORD_SCHEMA."""
+    column = pa.repeat(pa.scalar(partition, pa.int32()), records.num_rows)
+    return pa.RecordBatch.from_arrays([column, *records.columns], schema=RECORD_SCHEMA)
+
+
+def _first_not_older(records: pa.RecordBatch, timestamp_ms: int) -> int | None:
+    limit = pa.scalar(timestamp_ms * 1000, pa.timestamp("us", tz="UTC"))
+    index = pc.index(pc.greater_equal(records.column("timestamp"), limit), pa.scalar(True)).as_py()
+    return None if index < 0 else int(records.column("offset")[index].as_py())
+
+
+def to_records(records: pa.RecordBatch) -> Iterator[Record]:
+    """The rows of a batch in record.RECORD_SCHEMA as records."""
+    timestamps_ms = pc.fill_null(
+        pc.divide(records.column("timestamp").cast(pa.int64()), 1000), NO_TIMESTAMP_MS
+    ).to_pylist()
+    types = [TimestampType(each) for each in records.column("timestamp_type").to_pylist()]
+    headers = records.column("headers")
+    no_headers = headers.null_count == len(headers)
+    header_lists = [()] * len(headers) if no_headers else [_headers(each) for each in headers.to_pylist()]
+    for partition, offset, timestamp_ms, timestamp_type, key, value, own_headers in zip(
+        records.column("partition").to_pylist(),
+        records.column("offset").to_pylist(),
+        timestamps_ms,
+        types,
+        records.column("key").to_pylist(),
+        records.column("value").to_pylist(),
+        header_lists,
+        strict=True,
+    ):
+        yield Record(
+            partition=partition,
+            offset=offset,
+            timestamp_ms=timestamp_ms,
+            timestamp_type=timestamp_type,
+            key=key,
+            value=value,
+            headers=own_headers,
+        )
+
+
+def _headers(entries: list[dict[str, object]] | None) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((str(each["key"]), each["value"]) for each in entries or ())  # type: ignore[misc]

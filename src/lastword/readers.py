@@ -1,0 +1,175 @@
+"""Readers of a topic: several partitions as one sequence, and named readers that remember how far they came.
+
+A named reader's positions are one small file, replaced as a whole at each commit:
+`readers/<topic id>/<name>.json`. They carry the topic's id, so that a topic that was deleted and created again
+does not inherit them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+import pyarrow as pa
+
+from lastword import disk
+from lastword.clock import Clock
+from lastword.errors import ClosedError, CorruptError, InvalidError, UnknownPartitionError
+from lastword.reader import PartitionReader, to_records
+from lastword.record import Record
+
+READERS_FOLDER = "readers"
+
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_SHORTEST_WAIT_MS = 2
+_LONGEST_WAIT_MS = 50
+
+
+class CommittedPositions:
+    """Where a named reader stands in each partition: the offset that it reads next."""
+
+    def __init__(self, data_folder: Path, topic_id: str, name: str) -> None:
+        if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
+            raise InvalidError(
+                f"{name!r} is not a name for a reader: 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'."
+            )
+        self.name = name
+        self._path = data_folder / READERS_FOLDER / topic_id / f"{name}.json"
+
+    def load(self) -> dict[int, int]:
+        try:
+            saved = json.loads(self._path.read_bytes())
+            return {int(partition): int(offset) for partition, offset in saved["positions"].items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptError(
+                f"{self._path} is damaged: {error}. Remove it to let the reader {self.name!r} begin again.",
+                path=str(self._path),
+            ) from error
+
+    def save(self, positions: Mapping[int, int], now_ms: int) -> None:
+        disk.make_folder(self._path.parent)
+        content = {
+            "version": 1,
+            "positions": {str(partition): offset for partition, offset in sorted(positions.items())},
+            "committed_ms": now_ms,
+        }
+        disk.replace_file(self._path, json.dumps(content).encode())
+
+
+def reader_names(data_folder: Path, topic_id: str) -> list[str]:
+    """The named readers that have committed positions on a topic."""
+    folder = data_folder / READERS_FOLDER / topic_id
+    return sorted(path.stem for path in folder.glob("*.json")) if folder.exists() else []
+
+
+class Reader:
+    """Reads partitions from their positions on. Not for use by several threads.
+
+    Within a partition records come in offset order; between partitions there is no order.
+    """
+
+    def __init__(
+        self,
+        partitions: Mapping[int, PartitionReader],
+        positions: Mapping[int, int],
+        clock: Clock,
+        committed: CommittedPositions | None = None,
+    ) -> None:
+        self._partitions = dict(partitions)
+        self._positions = dict(positions)
+        self._clock = clock
+        self._committed = committed
+        self._streams: dict[int, Iterator[pa.RecordBatch]] = {}
+        self._turn = sorted(self._partitions)
+        self._left: pa.RecordBatch | None = None
+        self._closed = False
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """The next offset of each partition that `poll` gives."""
+        return dict(self._positions)
+
+    def poll_arrow(self, *, max_records: int | None = None, timeout_s: float = 0.0) -> pa.RecordBatch | None:
+        """The next records of one partition, in record.RECORD_SCHEMA; None if none came within the time."""
+        deadline_ms = self._clock.now_ms() + timeout_s * 1000
+        wait_ms = _SHORTEST_WAIT_MS
+        while True:
+            if (records := self._next_records()) is not None:
+                return self._take(records, max_records)
+            left_ms = deadline_ms - self._clock.now_ms()
+            if left_ms <= 0:
+                return None
+            self._clock.sleep_ms(min(wait_ms, left_ms))
+            wait_ms = min(wait_ms * 2, _LONGEST_WAIT_MS)
+
+    def poll(self, *, max_records: int = 500, timeout_s: float = 0.0) -> list[Record]:
+        """The next records; an empty list if none came within the time."""
+        records = self.poll_arrow(max_records=max_records, timeout_s=timeout_s)
+        return [] if records is None else list(to_records(records))
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Go on at another offset of a partition."""
+        if partition not in self._partitions:
+            raise UnknownPartitionError(
+                f"This reader does not read partition {partition}; it reads {sorted(self._partitions)}."
+            )
+        self._partitions[partition].check(offset)
+        self._positions[partition] = offset
+        self._streams.pop(partition, None)
+        if self._left is not None and self._left.column("partition")[0].as_py() == partition:
+            self._left = None
+
+    def commit(self) -> None:
+        """Remember the positions, so that the next reader of this name begins there."""
+        if self._committed is None:
+            raise InvalidError("Only a named reader can commit; get one with topic.reader(name).")
+        self._committed.save(self._positions, self._clock.now_ms())
+
+    def close(self) -> None:
+        self._closed = True
+        self._streams.clear()
+        for partition in self._partitions.values():
+            partition.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _next_records(self) -> pa.RecordBatch | None:
+        if self._closed:
+            raise ClosedError("The reader has been closed.")
+        if self._left is not None:
+            return self._left
+        for partition in list(self._turn):
+            records = next(self._stream(partition), None)
+            if records is not None:
+                return records
+            # At its end: the others get their turn first.
+            self._streams.pop(partition, None)
+            self._turn.remove(partition)
+            self._turn.append(partition)
+        return None
+
+    def _stream(self, partition: int) -> Iterator[pa.RecordBatch]:
+        stream = self._streams.get(partition)
+        if stream is None:
+            reader = self._partitions[partition]
+            stream = reader.replay(self._positions[partition], reader.extent().log_end)
+            self._streams[partition] = stream
+        return stream
+
+    def _take(self, records: pa.RecordBatch, max_records: int | None) -> pa.RecordBatch:
+        self._left = None
+        if max_records is not None and records.num_rows > max_records:
+            self._left = records.slice(max_records)
+            records = records.slice(0, max_records)
+        partition = records.column("partition")[0].as_py()
+        self._positions[partition] = records.column("offset")[-1].as_py() + 1
+        return records

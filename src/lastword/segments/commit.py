@@ -1,0 +1,162 @@
+"""One change of a table, made whole or not at all, and only on the snapshot that it was planned on.
+
+1. Manifests and the manifest list are written (and synced, by the FileIO).
+2. The catalog checks that the snapshot planned on is still the current one, writes the metadata file (synced)
+   and moves its pointer. That is the commit.
+3. Metadata files that the new one no longer lists are removed.
+
+Killed before the pointer moves: nothing has changed, the files of 1 and 2 are orphans. Killed after: the change
+is made. If an error leaves open which of the two it is, the table is read again: a commit carries a unique id in
+its snapshot's summary. No file is removed after a failure; that is the collector's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
+from pyiceberg.table.update.snapshot import ExpireSnapshots
+
+from lastword import steps
+from lastword.clock import new_uuid
+from lastword.errors import LastwordError, StorageError
+from lastword.segments.foreign import FAILURES, mapped
+from lastword.segments.mapping import (
+    COMMIT_ID,
+    COMMITTED_MS,
+    DETAIL_PREFIX,
+    OPERATION,
+    POSITIONS,
+    commit_id_of,
+    data_file_from,
+    positions_to_json,
+)
+from lastword.segments.table import Positions, Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a commit does. `positions` are those of all partitions."""
+
+    operation: str
+    positions: tuple[Positions, ...]
+    details: Mapping[str, str] = field(default_factory=dict)
+    removed: Sequence[Segment] = ()
+    added: Sequence[Segment] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    removed_properties: Collection[str] = ()
+
+
+class FencedTransaction(Transaction):
+    """pyiceberg's transaction, without its retries and clean-ups, that names the snapshot it must follow."""
+
+    def __init__(self, table: Table, base_id: int | None) -> None:
+        super().__init__(table, autocommit=False)
+        self._base_id = base_id
+
+    def commit_transaction(self) -> Table:
+        table = self._table
+        requirements = (
+            AssertTableUUID(uuid=table.metadata.table_uuid),
+            AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": self._base_id}),
+        )
+        response = table.catalog.commit_table(table, requirements, self._updates)
+        return Table(
+            identifier=table.name(),
+            metadata=response.metadata,
+            metadata_location=response.metadata_location,
+            io=table.io,
+            catalog=table.catalog,
+            config=table.config,
+        )
+
+
+def summary_of(change: Change, *, commit_id: str, now_ms: int) -> dict[str, str]:
+    return {
+        OPERATION: change.operation,
+        COMMIT_ID: commit_id,
+        COMMITTED_MS: str(now_ms),
+        POSITIONS: positions_to_json(change.positions),
+        **{DETAIL_PREFIX + key: value for key, value in change.details.items()},
+    }
+
+
+def commit(
+    table: Table, base_id: int | None, change: Change, *, now_ms: int, reload: Callable[[], Table]
+) -> tuple[Table, int]:
+    """Make the change. Returns the table as it is now, and the id of the snapshot that was made."""
+    commit_id = new_uuid().hex
+    doing = f"The commit '{change.operation}' of {'.'.join(table.name())}"
+    transaction = FencedTransaction(table, base_id)
+    with mapped(doing):
+        transaction.set_properties({**change.properties, POSITIONS: positions_to_json(change.positions)})
+        if change.removed_properties:
+            transaction.remove_properties(*change.removed_properties)
+        _stage_snapshot(transaction, change, summary_of(change, commit_id=commit_id, now_ms=now_ms))
+    steps.reached("commit.before")
+    try:
+        committed = transaction.commit_transaction()
+    except Exception as error:
+        found = _look_again(doing, commit_id, reload, error)
+        if found is None:
+            with mapped(doing):
+                raise
+        committed = found
+    steps.reached("commit.done")
+    remove_old_metadata(table, committed)
+    return committed, _snapshot_of(committed, commit_id)
+
+
+def expire(table: Table, snapshot_ids: Sequence[int]) -> Table:
+    """Forget snapshots. No file is removed, and no snapshot is made: readers and writers go on as they were."""
+    with mapped(f"The expiry of snapshots of {'.'.join(table.name())}"):
+        transaction = FencedTransaction(table, table.metadata.current_snapshot_id)
+        ExpireSnapshots(transaction).by_ids(list(snapshot_ids)).commit()
+        committed = transaction.commit_transaction()
+    steps.reached("expire.done")
+    remove_old_metadata(table, committed)
+    return committed
+
+
+def remove_old_metadata(before: Table, after: Table) -> None:
+    """Remove metadata files that fell out of the log. What can't be removed now is left to the collector."""
+    listed = {entry.metadata_file for entry in after.metadata.metadata_log} | {after.metadata_location}
+    for entry in before.metadata.metadata_log:
+        if entry.metadata_file not in listed:
+            with suppress(*FAILURES):
+                before.io.delete(entry.metadata_file)
+
+
+def _stage_snapshot(transaction: Transaction, change: Change, summary: dict[str, str]) -> None:
+    spec_id = transaction.table_metadata.default_spec_id
+    update = transaction.update_snapshot(snapshot_properties=summary)
+    # An append merges small manifests and drops empty ones; an overwrite can remove files.
+    producer = update.overwrite() if change.removed else update.merge_append()
+    for segment in change.removed:
+        producer.delete_data_file(data_file_from(segment, spec_id))
+    for segment in change.added:
+        producer.append_data_file(data_file_from(segment, spec_id))
+    producer.commit()
+
+
+def _look_again(doing: str, commit_id: str, reload: Callable[[], Table], error: Exception) -> Table | None:
+    try:
+        table = reload()
+    except LastwordError as second:
+        raise StorageError(
+            f"{doing} failed ({error}), and the table can't be read ({second}): whether it was made is not known. "
+            "Look at the table again before the next try."
+        ) from error
+    made = any(commit_id_of(snapshot) == commit_id for snapshot in table.metadata.snapshots)
+    return table if made else None
+
+
+def _snapshot_of(table: Table, commit_id: str) -> int:
+    for snapshot in reversed(table.metadata.snapshots):
+        if commit_id_of(snapshot) == commit_id:
+            return snapshot.snapshot_id
+    raise StorageError(f"The snapshot of commit {commit_id} is missing from {table.metadata_location}.")

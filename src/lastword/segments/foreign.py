@@ -1,0 +1,66 @@
+"""Foreign errors become ours here, once, for everything in this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+from pydantic import ValidationError as MalformedError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchIdentifierError,
+    NoSuchNamespaceError,
+    NoSuchPropertyException,
+    NoSuchTableError,
+    NotInstalledError,
+    OAuthError,
+    RESTError,
+    SignError,
+    ValidationError,
+    ValidationException,
+    WaitingForLockException,
+)
+from sqlalchemy.exc import SQLAlchemyError
+
+from lastword.errors import ConflictError, CorruptError, StorageError, UnknownTopicError
+from lastword.segments.table import SegmentGoneError
+
+CONFLICTS = (CommitFailedException, ValidationException, WaitingForLockException)
+"""Raised by a catalog that says that nothing has changed."""
+
+_UNKNOWN = (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError)
+
+FAILURES = (
+    SQLAlchemyError,
+    RESTError,
+    OAuthError,
+    SignError,
+    NoSuchPropertyException,
+    NotInstalledError,
+    pa.ArrowException,
+    OSError,
+)
+"""Raised where the outside world failed; after one of them, a commit may or may not have been made."""
+
+
+@contextmanager
+def mapped(doing: str, path: str = "") -> Iterator[None]:
+    """Run the block; what pyiceberg, pyarrow, SQLAlchemy or the disk raise comes out as an error of ours."""
+    where = f" ({path})" if path else ""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SegmentGoneError(f"{doing}: a file is no longer there{where}: {error}") from error
+    except CONFLICTS as error:
+        raise ConflictError(f"{doing}: the table changed meanwhile{where}: {error}") from error
+    except _UNKNOWN as error:
+        raise UnknownTopicError(f"{doing}: there is no such topic{where}") from error
+    except (MalformedError, ValidationError, UnicodeDecodeError) as error:
+        raise CorruptError(
+            f"{doing}: the table's metadata can't be understood{where}: {error}. "
+            "Register the table again with an older metadata file of its metadata folder.",
+            path=path,
+        ) from error
+    except FAILURES as error:
+        raise StorageError(f"{doing} failed{where}: {error}") from error

@@ -1,0 +1,263 @@
+"""How topics, positions, snapshots and segments are said in Iceberg's words, and read back from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any
+from uuid import UUID
+
+from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot as IcebergSnapshot
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record as PartitionRecord
+from pyiceberg.types import (
+    BinaryType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
+
+from lastword.errors import StorageError, UnknownTopicError
+from lastword.segments.parquet import FIELD_IDS, HEADER_FIELD_IDS
+from lastword.segments.table import Positions, Segment, Snapshot, TopicInfo
+
+DEFAULT_NAMESPACE = "default"
+
+NAME = "lastword.topic.name"
+ID = "lastword.topic.id"
+PARTITIONS = "lastword.topic.partitions"
+STATE = "lastword.topic.state"
+CONFIG_PREFIX = "lastword.config."
+POSITIONS = "lastword.positions"
+
+OPERATION = "lastword.operation"
+COMMIT_ID = "lastword.commit-id"
+COMMITTED_MS = "lastword.committed-ms"
+DETAIL_PREFIX = "lastword.detail."
+
+SCHEMA = Schema(
+    NestedField(FIELD_IDS["partition"], "partition", IntegerType(), required=True),
+    NestedField(FIELD_IDS["offset"], "offset", LongType(), required=True),
+    NestedField(FIELD_IDS["timestamp"], "timestamp", TimestamptzType(), required=True),
+    NestedField(
+        FIELD_IDS["timestamp_type"],
+        "timestamp_type",
+        IntegerType(),
+        required=True,
+        doc="-1: the record came without a timestamp and has its append time, 0: CreateTime, 1: LogAppendTime",
+    ),
+    NestedField(FIELD_IDS["key"], "key", BinaryType(), required=False),
+    NestedField(FIELD_IDS["value"], "value", BinaryType(), required=False),
+    NestedField(
+        FIELD_IDS["headers"],
+        "headers",
+        ListType(
+            element_id=HEADER_FIELD_IDS["element"],
+            element_type=StructType(
+                NestedField(HEADER_FIELD_IDS["key"], "key", StringType(), required=True),
+                NestedField(HEADER_FIELD_IDS["value"], "value", BinaryType(), required=False),
+            ),
+            element_required=True,
+        ),
+        required=False,
+    ),
+)
+PARTITION_SPEC = PartitionSpec(PartitionField(FIELD_IDS["partition"], 1000, IdentityTransform(), "partition"))
+SORT_ORDER = SortOrder(
+    SortField(FIELD_IDS["offset"], IdentityTransform(), SortDirection.ASC, NullOrder.NULLS_FIRST), order_id=1
+)
+
+TABLE_PROPERTIES = {
+    "format-version": "2",
+    # A snapshot is fenced by the one before it, so pyiceberg must neither retry nor look for other conflicts.
+    "commit.retry.num-retries": "0",
+    "write.delete.isolation-level": "snapshot",
+    "write.update.isolation-level": "snapshot",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "10",
+    "commit.manifest-merge.enabled": "true",
+    "commit.manifest.min-count-to-merge": "16",
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.metrics.default": "counts",
+    "write.metadata.metrics.column.partition": "full",
+    "write.metadata.metrics.column.offset": "full",
+    "write.metadata.metrics.column.timestamp": "full",
+    "write.metadata.metrics.column.key": "counts",
+    "write.metadata.metrics.column.value": "counts",
+    "write.metadata.metrics.column.headers": "counts",
+}
+
+
+def identifier_of(topic: str) -> tuple[str, str]:
+    """`ns.rest` is the table `rest` of the namespace `ns`; a name without a dot is in `default`."""
+    namespace, dot, rest = topic.partition(".")
+    return (namespace, rest) if dot else (DEFAULT_NAMESPACE, topic)
+
+
+def topic_of(identifier: Sequence[str]) -> str:
+    namespace, name = identifier
+    return name if namespace == DEFAULT_NAMESPACE else f"{namespace}.{name}"
+
+
+def topic_properties(topic: TopicInfo) -> dict[str, str]:
+    return {
+        NAME: topic.name,
+        ID: topic.id.hex,
+        PARTITIONS: str(topic.partitions),
+        STATE: "deleted" if topic.deleted else "live",
+        **{CONFIG_PREFIX + key: value for key, value in topic.config.items()},
+    }
+
+
+def topic_from(properties: Mapping[str, str]) -> TopicInfo:
+    try:
+        return TopicInfo(
+            name=properties[NAME],
+            id=UUID(properties[ID]),
+            partitions=int(properties[PARTITIONS]),
+            config={
+                key.removeprefix(CONFIG_PREFIX): value
+                for key, value in properties.items()
+                if key.startswith(CONFIG_PREFIX)
+            },
+            deleted=properties[STATE] == "deleted",
+        )
+    except KeyError as error:
+        raise UnknownTopicError(f"The table is no topic: it has no property {error}.") from error
+
+
+def positions_to_json(positions: Sequence[Positions]) -> str:
+    """One object a partition; a field with its default value is left out."""
+    return json.dumps([_changed_fields(each) for each in positions], separators=(",", ":"))
+
+
+def positions_from_json(text: str) -> tuple[Positions, ...]:
+    known = {field.name for field in fields(Positions)}
+    return tuple(
+        Positions(**{name: _as_tuples(value) for name, value in each.items() if name in known})
+        for each in json.loads(text)
+    )
+
+
+def _changed_fields(positions: Positions) -> dict[str, Any]:
+    values = {field.name: (getattr(positions, field.name), field.default) for field in fields(Positions)}
+    return {
+        name: value for name, (value, default) in values.items() if default is MISSING or value != default
+    }
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(_as_tuples(each) for each in value) if isinstance(value, list) else value
+
+
+def snapshot_from(metadata: TableMetadata, snapshot: IcebergSnapshot) -> Snapshot:
+    """The current snapshot has the table's positions, which never move down; an older one those in its summary."""
+    topic = topic_from(metadata.properties)
+    summary = _summary_of(snapshot)
+    return Snapshot(
+        id=snapshot.snapshot_id,
+        parent_id=snapshot.parent_snapshot_id,
+        committed_ms=int(summary.get(COMMITTED_MS, snapshot.timestamp_ms)),
+        topic=topic,
+        positions=_positions_at(metadata, snapshot, topic.partitions),
+        operation=summary.get(OPERATION, "foreign"),
+        details={
+            key.removeprefix(DETAIL_PREFIX): value
+            for key, value in summary.items()
+            if key.startswith(DETAIL_PREFIX)
+        },
+    )
+
+
+def commit_id_of(snapshot: IcebergSnapshot) -> str | None:
+    return _summary_of(snapshot).get(COMMIT_ID)
+
+
+def _summary_of(snapshot: IcebergSnapshot) -> dict[str, str]:
+    return dict(snapshot.summary.additional_properties) if snapshot.summary else {}
+
+
+def _positions_at(
+    metadata: TableMetadata, snapshot: IcebergSnapshot, partitions: int
+) -> tuple[Positions, ...]:
+    is_current = snapshot.snapshot_id == metadata.current_snapshot_id
+    at = None if is_current else snapshot
+    # A snapshot that another engine made has no positions of its own: nothing of ours moved with it.
+    while at is not None:
+        if text := _summary_of(at).get(POSITIONS):
+            break
+        parent = at.parent_snapshot_id
+        at = metadata.snapshot_by_id(parent) if parent is not None else None
+    else:
+        text = metadata.properties[POSITIONS]
+    positions = positions_from_json(text)
+    # Partitions that were added since stand at their beginning.
+    return positions + (Positions(),) * (partitions - len(positions))
+
+
+def data_file_from(segment: Segment, spec_id: int) -> DataFile:
+    """What a manifest says of a segment. Keys and values are counted only, so manifests stay small."""
+    lower = {
+        FIELD_IDS["partition"]: to_bytes(IntegerType(), segment.partition),
+        FIELD_IDS["offset"]: to_bytes(LongType(), segment.first_offset),
+        FIELD_IDS["timestamp"]: to_bytes(TimestamptzType(), segment.min_timestamp_ms * 1000),
+    }
+    upper = {
+        FIELD_IDS["partition"]: to_bytes(IntegerType(), segment.partition),
+        FIELD_IDS["offset"]: to_bytes(LongType(), segment.last_offset),
+        FIELD_IDS["timestamp"]: to_bytes(TimestamptzType(), segment.max_timestamp_ms * 1000),
+    }
+    counted = ("partition", "offset", "timestamp", "timestamp_type", "key", "value")
+    nulls = {"key": segment.null_keys, "value": segment.null_values}
+    data_file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=segment.path,
+        file_format=FileFormat.PARQUET,
+        partition=PartitionRecord(segment.partition),
+        record_count=segment.records,
+        file_size_in_bytes=segment.size_bytes,
+        value_counts={FIELD_IDS[name]: segment.records for name in counted},
+        null_value_counts={FIELD_IDS[name]: nulls.get(name, 0) for name in counted},
+        lower_bounds=lower,
+        upper_bounds=upper,
+        sort_order_id=SORT_ORDER.order_id,
+    )
+    data_file.spec_id = spec_id
+    return data_file
+
+
+def segment_from(data_file: DataFile) -> Segment:
+    lower, upper, nulls = data_file.lower_bounds, data_file.upper_bounds, data_file.null_value_counts
+    try:
+        return Segment(
+            path=data_file.file_path,
+            partition=int(data_file.partition[0]),
+            first_offset=_long(lower[FIELD_IDS["offset"]]),
+            last_offset=_long(upper[FIELD_IDS["offset"]]),
+            records=data_file.record_count,
+            size_bytes=data_file.file_size_in_bytes,
+            min_timestamp_ms=_long(lower[FIELD_IDS["timestamp"]]) // 1000,
+            max_timestamp_ms=-(-_long(upper[FIELD_IDS["timestamp"]]) // 1000),
+            null_keys=nulls[FIELD_IDS["key"]],
+            null_values=nulls[FIELD_IDS["value"]],
+        )
+    except (KeyError, TypeError) as error:
+        raise StorageError(
+            f"The file {data_file.file_path} was added by another engine without metrics of offset, timestamp, "
+            "key and value. Roll the table back, and write with the table's metrics properties."
+        ) from error
+
+
+def _long(bound: bytes) -> int:
+    return int(from_bytes(LongType(), bound))

@@ -1,0 +1,367 @@
+"""One segment is one Parquet file. Writing and reading it needs no catalog, so executors do it too.
+
+The file has the table's columns: those of record.PAYLOAD_SCHEMA, with the partition before them and every
+timestamp filled in. Rows are in offset order, in row groups that are small enough to bound the memory of whoever
+writes or reads them. Every page has a checksum, so that a flipped bit is found and never returned.
+
+A writer: (1) collects records to a row group and writes it to the file's final, unique name; (2) on close writes
+the footer and syncs file and folder. Killed at any point it leaves a file that no snapshot names; the
+collector removes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lastword import steps
+from lastword.clock import new_uuid
+from lastword.errors import CorruptError, StorageError
+from lastword.record import PAYLOAD_SCHEMA, TimestampType
+from lastword.segments.fileio import SyncedFileIO
+from lastword.segments.foreign import mapped
+from lastword.segments.table import Segment, SegmentGoneError
+
+ROW_GROUP_ROWS = 16 * 1024
+ROW_GROUP_BYTES = 64 * 1024 * 1024
+
+FORMAT_KEY = b"lastword.segment.format"
+"""In the footer of the files that we write: rows are in offset order, in row groups with statistics."""
+
+FIELD_IDS = {
+    "partition": 1,
+    "offset": 2,
+    "timestamp": 3,
+    "timestamp_type": 4,
+    "key": 5,
+    "value": 6,
+    "headers": 7,
+}
+HEADER_FIELD_IDS = {"element": 8, "key": 9, "value": 10}
+
+_JOB_ID = re.compile(r"[A-Za-z0-9_.-]+")
+_FILE_NAME = re.compile(r"\d{20}-(?P<job>.+)-[0-9a-f]{8}\.parquet")
+
+
+def _with_id(field: pa.Field, field_id: int) -> pa.Field:
+    return field.with_metadata({b"PARQUET:field_id": str(field_id).encode()})
+
+
+def _file_schema() -> pa.Schema:
+    header = pa.struct(
+        [
+            _with_id(pa.field("key", pa.string(), nullable=False), HEADER_FIELD_IDS["key"]),
+            _with_id(pa.field("value", pa.binary()), HEADER_FIELD_IDS["value"]),
+        ]
+    )
+    headers = pa.list_(_with_id(pa.field("element", header, nullable=False), HEADER_FIELD_IDS["element"]))
+    types = {field.name: field.type for field in PAYLOAD_SCHEMA} | {
+        "partition": pa.int32(),
+        "headers": headers,
+    }
+    optional = {"key", "value", "headers"}
+    return pa.schema(
+        [
+            _with_id(pa.field(name, types[name], nullable=name in optional), field_id)
+            for name, field_id in FIELD_IDS.items()
+        ],
+        metadata={FORMAT_KEY: b"1"},
+    )
+
+
+FILE_SCHEMA = _file_schema()
+
+_WRITER_OPTIONS: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": ["partition", "timestamp_type", "headers.list.element.key"],
+    "column_encoding": {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
+    "write_statistics": ["partition", "offset", "timestamp"],
+    "write_page_checksum": True,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFiles:
+    """Where a topic's segment files are and how to reach them. Small, and can be pickled to executors."""
+
+    location: str
+    properties: Mapping[str, str]
+
+    def writer(self, partition: int, first_offset: int, job_id: str) -> SegmentFileWriter:
+        if not _JOB_ID.fullmatch(job_id):
+            raise ValueError(
+                f"job id {job_id!r}: only letters, digits, '.', '_' and '-' can be in a file name"
+            )
+        name = f"{first_offset:020d}-{job_id}-{new_uuid().hex[:8]}.parquet"
+        path = f"{self.location}/data/partition={partition}/{name}"
+        return SegmentFileWriter(file_io=SyncedFileIO(self.properties), path=path, partition=partition)
+
+    def read(
+        self, segment: Segment, columns: Sequence[str] | None = None, from_offset: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """Records of a segment from an offset on, as PAYLOAD_SCHEMA or its `columns`, a row group at a time."""
+        schema = PAYLOAD_SCHEMA if columns is None else _selected(columns)
+        return _read(SyncedFileIO(self.properties), segment, schema, from_offset)
+
+
+def job_of(path: str) -> str | None:
+    """The job that wrote a file, by its name; None for a file that is not a segment of ours."""
+    match = _FILE_NAME.fullmatch(path.rpartition("/")[2])
+    return match["job"] if match else None
+
+
+class SegmentFileWriter:
+    """Writes one segment file. The file comes into being with its first row group."""
+
+    def __init__(self, *, file_io: SyncedFileIO, path: str, partition: int) -> None:
+        self._file_io = file_io
+        self._path = path
+        self._partition = partition
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+        self._stream: Any = None
+        self._parquet: pq.ParquetWriter | None = None
+        self._counts = _Counts()
+        self._segment: Segment | None = None
+        self._closed = False
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def write(self, records: pa.RecordBatch) -> None:
+        if self._closed:
+            raise ValueError(f"{self._path} has been closed")
+        if records.num_rows == 0:
+            return
+        if not records.schema.equals(PAYLOAD_SCHEMA):
+            records = records.select(PAYLOAD_SCHEMA.names).cast(PAYLOAD_SCHEMA)
+        self._counts.add(records)
+        for piece in _pieces(records):
+            full = (
+                self._waiting_rows + piece.num_rows > ROW_GROUP_ROWS
+                or self._waiting_bytes + piece.nbytes > ROW_GROUP_BYTES
+            )
+            if full:
+                self._write_row_group()
+            self._waiting.append(piece)
+            self._waiting_rows += piece.num_rows
+            self._waiting_bytes += piece.nbytes
+
+    def close(self) -> Segment | None:
+        if self._closed:
+            return self._segment
+        self._write_row_group()
+        self._closed = True
+        if self._parquet is None:
+            return None
+        with mapped("Finishing a segment file", self._path):
+            self._parquet.close()
+            size_bytes = self._stream.tell()
+            self._stream.close()
+        self._segment = self._counts.segment(self._path, self._partition, size_bytes)
+        steps.reached("segment.file.closed")
+        return self._segment
+
+    def __enter__(self) -> SegmentFileWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+    def _write_row_group(self) -> None:
+        if not self._waiting:
+            return
+        rows = pa.Table.from_batches(self._waiting, PAYLOAD_SCHEMA)
+        partition = pa.repeat(pa.scalar(self._partition, pa.int32()), rows.num_rows)
+        columns = [partition, *(rows.column(name) for name in FILE_SCHEMA.names[1:])]
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        with mapped("Writing a segment file", self._path):
+            if self._parquet is None:
+                self._stream = self._file_io.new_output(self._path).create(overwrite=True)
+                self._parquet = pq.ParquetWriter(self._stream, FILE_SCHEMA, **_WRITER_OPTIONS)
+            table = pa.Table.from_arrays(
+                [column.cast(field.type) for column, field in zip(columns, FILE_SCHEMA, strict=True)],
+                schema=FILE_SCHEMA,
+            )
+            self._parquet.write_table(table, row_group_size=rows.num_rows)
+
+    def _abandon(self) -> None:
+        self._closed = True
+        self._waiting = []
+        if self._stream is None:
+            return
+        # The error on its way out is the one that counts; what is left here is the collector's.
+        with suppress(Exception):
+            if self._parquet is not None:
+                self._parquet.close()
+        with suppress(Exception):
+            self._stream.close()
+        with suppress(Exception):
+            self._file_io.delete(self._path)
+
+
+class _Counts:
+    """What a Segment says about its file, counted while it is written."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.null_keys = 0
+        self.null_values = 0
+        self.first_offset = 0
+        self.last_offset = -1
+        self.min_timestamp_us: int | None = None
+        self.max_timestamp_us: int | None = None
+
+    def add(self, records: pa.RecordBatch) -> None:
+        offsets = records.column("offset")
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        rising = len(offsets) == 1 or pc.all(pc.greater(offsets[1:], offsets[:-1])).as_py()
+        if first <= self.last_offset or not rising:
+            raise ValueError(f"offsets must rise: {first}..{last} after {self.last_offset}")
+        timestamps = records.column("timestamp")
+        if timestamps.null_count:
+            raise ValueError("every timestamp must be filled in; timestamp_type says which were not given")
+        if self.records == 0:
+            self.first_offset = first
+        self.last_offset = last
+        self.records += records.num_rows
+        self.null_keys += records.column("key").null_count
+        self.null_values += records.column("value").null_count
+        bounds = pc.min_max(timestamps.cast(pa.int64()))
+        low, high = bounds["min"].as_py(), bounds["max"].as_py()
+        self.min_timestamp_us = low if self.min_timestamp_us is None else min(low, self.min_timestamp_us)
+        self.max_timestamp_us = high if self.max_timestamp_us is None else max(high, self.max_timestamp_us)
+
+    def segment(self, path: str, partition: int, size_bytes: int) -> Segment:
+        assert self.min_timestamp_us is not None
+        assert self.max_timestamp_us is not None
+        return Segment(
+            path=path,
+            partition=partition,
+            first_offset=self.first_offset,
+            last_offset=self.last_offset,
+            records=self.records,
+            size_bytes=size_bytes,
+            min_timestamp_ms=self.min_timestamp_us // 1000,
+            # Rounded up, so that it stays a bound for timestamps finer than a millisecond.
+            max_timestamp_ms=-(-self.max_timestamp_us // 1000),
+            null_keys=self.null_keys,
+            null_values=self.null_values,
+        )
+
+
+def _pieces(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices that each fit a row group. A single record may be larger than one."""
+    if records.num_rows > ROW_GROUP_ROWS:
+        for start in range(0, records.num_rows, ROW_GROUP_ROWS):
+            yield from _pieces(records.slice(start, ROW_GROUP_ROWS))
+    elif records.nbytes > ROW_GROUP_BYTES and records.num_rows > 1:
+        half = records.num_rows // 2
+        yield from _pieces(records.slice(0, half))
+        yield from _pieces(records.slice(half))
+    else:
+        yield records
+
+
+def _selected(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([PAYLOAD_SCHEMA.field(name) for name in columns])
+
+
+def _read(
+    file_io: SyncedFileIO, segment: Segment, schema: pa.Schema, from_offset: int
+) -> Iterator[pa.RecordBatch]:
+    with _damage_named(file_io, segment):
+        source = file_io.new_input(segment.path).open()
+    with source:
+        with _damage_named(file_io, segment):
+            parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True)
+        ours = FORMAT_KEY in (parquet.metadata.metadata or {})
+        needed = _needed_columns(schema, segment, from_offset, sort=not ours)
+        if ours:
+            groups: Sequence[Sequence[int]] = [[group] for group in _row_groups(parquet, from_offset)]
+        else:
+            # Another engine wrote it: nothing is known about the order of its rows.
+            groups = [range(parquet.num_row_groups)]
+        for group in groups:
+            with _damage_named(file_io, segment):
+                rows = parquet.read_row_groups(list(group), columns=needed)
+                if not ours:
+                    rows = rows.sort_by("offset")
+                if from_offset > segment.first_offset:
+                    rows = rows.filter(pc.greater_equal(rows.column("offset"), from_offset))
+                payload = _as_payload(rows, schema)
+            yield from payload.to_batches()
+
+
+def _needed_columns(schema: pa.Schema, segment: Segment, from_offset: int, *, sort: bool) -> list[str]:
+    needed = list(schema.names)
+    if "timestamp" in needed and "timestamp_type" not in needed:
+        needed.append("timestamp_type")
+    if "offset" not in needed and (sort or from_offset > segment.first_offset or not needed):
+        needed.append("offset")
+    return needed
+
+
+def _row_groups(parquet: pq.ParquetFile, from_offset: int) -> list[int]:
+    """The row groups that reach an offset, by the statistics in the footer."""
+    column = FILE_SCHEMA.get_field_index("offset")
+    reaching = []
+    for group in range(parquet.num_row_groups):
+        statistics = parquet.metadata.row_group(group).column(column).statistics
+        if statistics is None or not statistics.has_min_max or statistics.max >= from_offset:
+            reaching.append(group)
+    return reaching
+
+
+def _as_payload(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = []
+    for field in schema:
+        column = rows.column(field.name)
+        if field.name == "timestamp":
+            absent = pc.equal(rows.column("timestamp_type"), int(TimestampType.NONE))
+            if pc.any(absent).as_py():
+                column = pc.if_else(absent, pa.scalar(None, column.type), column)
+        columns.append(column if column.type.equals(field.type) else column.cast(field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+@contextmanager
+def _damage_named(file_io: SyncedFileIO, segment: Segment) -> Iterator[None]:
+    """Tell a damaged file (CorruptError) from one that is gone and from storage that does not answer."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SegmentGoneError(f"The segment file {segment.path} is no longer there.") from error
+    except (OSError, pa.ArrowException, KeyError, UnicodeDecodeError) as error:
+        _raise_if_unreadable(file_io, segment)
+        raise CorruptError(
+            f"The segment file {segment.path} (offsets {segment.first_offset} to {segment.last_offset}) is "
+            f"damaged: {error}. Restore the file from a backup, or delete the records up to its last offset.",
+            path=segment.path,
+            offset=segment.first_offset,
+        ) from error
+
+
+def _raise_if_unreadable(file_io: SyncedFileIO, segment: Segment) -> None:
+    """pyarrow raises the same errors for bad bytes and for bytes that did not come: read them once more, plainly."""
+    try:
+        with file_io.new_input(segment.path).open(seekable=False) as stream:
+            while stream.read(1 << 20):
+                pass
+    except FileNotFoundError as error:
+        raise SegmentGoneError(f"The segment file {segment.path} is no longer there.") from error
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"The segment file {segment.path} can't be read: {error}") from error

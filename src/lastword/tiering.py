@@ -1,0 +1,247 @@
+"""The uploader: makes sealed segments of rolled WAL files.
+
+By its steps, for a topic:
+1. look at the table: everything below a partition's sealed end is sealed, whatever any local file says;
+2. propose (pure): the rolled files from there on, in order;
+3. write each as one segment file, row group by row group, leaving out rows below the log start;
+4. commit the segments of all partitions and their new sealed ends as one snapshot.
+
+Killed before 4: nothing has changed, the files written so far are nobody's, and the collector takes them.
+Killed after it: the table says what is sealed. So nothing is sealed twice or skipped.
+
+A partition whose WAL is damaged stops there, with the reason in the report; the others go on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastword import metrics
+from lastword.clock import monotonic_s
+from lastword.errors import CorruptError
+from lastword.leases import LeaseKeeper
+from lastword.segments.table import Positions, Segment, SegmentTable, Snapshot, retry_on_conflict
+from lastword.steps import reached
+from lastword.wal import checkpoint as checkpoints
+from lastword.wal.files import WalFile
+from lastword.wal.reader import decode, read_file
+
+logger = logging.getLogger(__name__)
+
+COMMIT_BYTES = 2 << 30
+"""A commit is made after about this many WAL bytes, so that a long backlog is sealed bit by bit."""
+
+Progress = Callable[[int, int], None]
+"""Called with the WAL bytes done and the WAL bytes in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileToSeal:
+    """A rolled file, the offsets of it that are still to be sealed, and where those of readers begin."""
+
+    partition: int
+    folder: Path
+    file: WalFile
+    from_offset: int
+    end_offset: int
+    log_start: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.file.size_bytes or 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealReport:
+    """What a sealing did. `problems` are partitions that stopped, with the reason."""
+
+    topic: str
+    segments: tuple[Segment, ...] = ()
+    files: int = 0
+    wal_bytes: int = 0
+    duration_s: float = 0.0
+    snapshot_id: int | None = None
+    problems: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def records(self) -> int:
+        return sum(segment.records for segment in self.segments)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sealed:
+    """A file that was written out; no segment if none of its rows is wanted."""
+
+    file: FileToSeal
+    segment: Segment | None
+
+
+def propose(partition: int, folder: Path, files: Sequence[WalFile], positions: Positions) -> list[FileToSeal]:
+    """The rolled files of a partition that hold offsets from its sealed end on.
+
+    CorruptError if the first of them begins behind it, so that records in between would be passed over.
+    """
+    todo: list[FileToSeal] = []
+    sealed_end = positions.sealed_end
+    for file, following in itertools.pairwise(files):
+        if following.first_offset <= sealed_end:
+            continue
+        if file.first_offset > max(sealed_end, positions.log_start):
+            raise CorruptError(
+                f"No WAL file in {folder} holds the offsets {sealed_end} to {file.first_offset - 1}, "
+                f"and they are not sealed. `lastword wal repair` shows what can be kept.",
+                path=str(folder),
+                offset=sealed_end,
+            )
+        todo.append(
+            FileToSeal(
+                partition=partition,
+                folder=folder,
+                file=file,
+                from_offset=sealed_end,
+                end_offset=following.first_offset,
+                log_start=positions.log_start,
+            )
+        )
+        sealed_end = following.first_offset
+    return todo
+
+
+def seal(
+    table: SegmentTable,
+    folders: Sequence[Path],
+    *,
+    leases: LeaseKeeper,
+    progress: Progress | None = None,
+) -> SealReport:
+    """Seal every rolled WAL file of a topic; `folders` are its partitions' WAL folders, by partition."""
+    started_s = monotonic_s()
+    snapshot = table.snapshot()
+    todo: list[FileToSeal] = []
+    epochs: dict[int, tuple[tuple[int, int], ...]] = {}
+    problems: dict[int, str] = {}
+
+    def stop(partition: int, error: CorruptError) -> None:
+        logger.error("sealing of %s partition %d stops: %s", snapshot.topic.name, partition, error)
+        metrics.SEAL_ERRORS.labels(snapshot.topic.name).inc()
+        problems[partition] = str(error)
+
+    for partition, folder in enumerate(folders):
+        saved = checkpoints.load_writer(folder)
+        if saved is not None:
+            epochs[partition] = saved.epochs
+            files = checkpoints.left_files(folder, saved)
+            try:
+                todo += propose(partition, folder, files, snapshot.positions[partition])
+            except CorruptError as error:
+                stop(partition, error)
+    report = SealReport(topic=snapshot.topic.name)
+    total_bytes = sum(each.size_bytes for each in todo)
+    pending: list[_Sealed] = []
+    with leases.hold(topic_id=snapshot.topic.id.hex, job="seal") as lease:
+
+        def commit() -> None:
+            nonlocal report
+            lease.check()
+            report = _add(report, _commit(table, pending, epochs))
+            pending.clear()
+
+        for each in todo:
+            if each.partition in problems:
+                continue
+            try:
+                pending.append(_Sealed(file=each, segment=_write_segment(table, each, lease.id)))
+            except CorruptError as error:
+                stop(each.partition, error)
+                continue
+            if progress is not None:
+                progress(report.wal_bytes + sum(done.file.size_bytes for done in pending), total_bytes)
+            if sum(done.file.size_bytes for done in pending) >= COMMIT_BYTES:
+                commit()
+        if pending:
+            commit()
+    metrics.SEGMENTS_SEALED.labels(report.topic).inc(len(report.segments))
+    metrics.BYTES_SEALED.labels(report.topic).inc(report.size_bytes)
+    return replace(report, duration_s=monotonic_s() - started_s, problems=tuple(sorted(problems.items())))
+
+
+def _write_segment(table: SegmentTable, file: FileToSeal, job_id: str) -> Segment | None:
+    first_wanted = max(file.from_offset, file.log_start)
+    with table.writer(file.partition, first_wanted, job_id) as writer:
+        for records in _records(file, first_wanted):
+            writer.write(records)
+        segment = writer.close()
+    reached("seal.written")
+    return segment
+
+
+def _records(file: FileToSeal, first_wanted: int) -> Iterable[pa.RecordBatch]:
+    # A record without a timestamp ages from its append. The roll is the latest that this can have been.
+    append_time = pa.scalar((file.file.rolled_ms or 0) * 1000, pa.timestamp("us", tz="UTC"))
+    for records in decode(
+        read_file(file.folder, file.file, from_offset=first_wanted), from_offset=first_wanted
+    ):
+        timestamps = records.column("timestamp")
+        if timestamps.null_count:
+            records = records.set_column(
+                records.schema.get_field_index("timestamp"),
+                records.schema.field("timestamp"),
+                pc.fill_null(timestamps, append_time),
+            )
+        yield records
+
+
+def _commit(
+    table: SegmentTable, sealed: Sequence[_Sealed], epochs: dict[int, tuple[tuple[int, int], ...]]
+) -> tuple[Snapshot, list[_Sealed]]:
+    def attempt() -> tuple[Snapshot, list[_Sealed]]:
+        base = table.snapshot()
+        positions: dict[int, Positions] = {}
+        fitting: list[_Sealed] = []
+        for each in sealed:
+            now = positions.get(each.file.partition, base.positions[each.file.partition])
+            # What someone else has sealed meanwhile stays theirs; ours is left to the collector.
+            if now.sealed_end == each.file.from_offset:
+                positions[each.file.partition] = replace(
+                    now, sealed_end=each.file.end_offset, epochs=epochs[each.file.partition]
+                )
+                fitting.append(each)
+        if not fitting or base.topic.deleted:
+            return base, []
+        segments = [each.segment for each in fitting if each.segment is not None]
+        details = {
+            "segments": str(len(segments)),
+            "records": str(sum(segment.records for segment in segments)),
+        }
+        return table.append(base, segments, positions, operation="seal", details=details), fitting
+
+    result = retry_on_conflict(attempt)
+    reached("seal.committed")
+    return result
+
+
+def _add(report: SealReport, committed: tuple[Snapshot, list[_Sealed]]) -> SealReport:
+    snapshot, sealed = committed
+    return replace(
+        report,
+        segments=(*report.segments, *(each.segment for each in sealed if each.segment is not None)),
+        files=report.files + len(sealed),
+        wal_bytes=report.wal_bytes + sum(each.file.size_bytes for each in sealed),
+        snapshot_id=snapshot.id,
+    )
+
+
+def with_problems(report: SealReport, problems: Sequence[tuple[int, str]]) -> SealReport:
+    """The report with further partitions that stopped."""
+    return replace(report, problems=tuple(sorted((*report.problems, *problems))))

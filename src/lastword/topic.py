@@ -1,0 +1,656 @@
+"""A topic of an open log: append, read, state, and what is where."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from lastword import batch, metrics, tiering
+from lastword.batch import Compression
+from lastword.clock import Clock
+from lastword.compaction import plan
+from lastword.config import BrokerConfig, EffectiveSetting, TopicSettings, split_name
+from lastword.errors import (
+    ClosedError,
+    InvalidError,
+    InvalidRecordError,
+    LastwordError,
+    OffsetOutOfRangeError,
+    UnavailableError,
+    UnknownPartitionError,
+)
+from lastword.leases import LeaseKeeper
+from lastword.partitioner import Turns, partition_of, partitions_of
+from lastword.reader import Extent, PartitionReader, to_records
+from lastword.readers import CommittedPositions, Reader, reader_names
+from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, NewRecord, Record, TimestampType
+from lastword.retention import delete_records
+from lastword.segments.table import SegmentTable, TopicInfo
+from lastword.state import state_view
+from lastword.tiering import SealReport
+from lastword.wal import checkpoint as checkpoints
+from lastword.wal import deleter
+from lastword.wal.recovery import Floor, open_wal
+from lastword.wal.repair import DamagedRange
+from lastword.wal.repair import inspect as inspect_wal
+from lastword.wal.repair import skip as skip_damage
+from lastword.wal.writer import PartitionWriter
+
+Start = int | Literal["earliest", "latest"]
+"""Where a read begins: an offset, or an end of the log."""
+
+MIN_DECOMPRESSED_BYTES = 128 << 20
+MAX_EXPANSION = 8
+"""A batch may decompress to this many times max.message.bytes, and at least to MIN_DECOMPRESSED_BYTES."""
+
+BATCH_BYTES = 512 << 10
+"""About the size of the batches that records appended together are put into."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPosition:
+    """Where an appended record is."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionDescription:
+    """A partition: its positions, what is sealed, what is in the WAL, and what is wrong, if anything."""
+
+    partition: int
+    log_start: int
+    first_dirty: int
+    sealed_end: int
+    log_end: int
+    segments: int
+    sealed_records: int
+    sealed_bytes: int
+    wal_start: int
+    wal_files: int
+    wal_bytes: int
+    dirty_ratio: float | None
+    leader_epoch: int
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDescription:
+    """A topic: what it is, what holds for it, where its sealed files are, and its partitions."""
+
+    name: str
+    id: UUID
+    cleanup_policy: str
+    location: str
+    wal_folder: str
+    settings: tuple[EffectiveSetting, ...]
+    partitions: tuple[PartitionDescription, ...]
+    readers: tuple[str, ...]
+
+
+class Topic:
+    """A topic. Get one from `Log.topic` or `Log.create_topic`; appending is safe from several threads."""
+
+    def __init__(
+        self,
+        info: TopicInfo,
+        table: SegmentTable,
+        *,
+        data_folder: Path,
+        config: BrokerConfig,
+        clock: Clock,
+        leases: LeaseKeeper | None,
+        maintenance: Callable[[], AbstractContextManager[object]] | None,
+    ) -> None:
+        self._info = info
+        self._settings = config.resolve(info.name, info.config)
+        self._table = table
+        self._data_folder = data_folder
+        self._config = config
+        self._clock = clock
+        self._leases = leases
+        self._maintenance = maintenance
+        self._turns = Turns()
+        self._turns_lock = threading.Lock()
+        self._closed = False
+        self._writers: list[PartitionWriter] = []
+        if maintenance is not None:
+            self._open_writers()
+
+    @property
+    def name(self) -> str:
+        return self._info.name
+
+    @property
+    def id(self) -> UUID:
+        return self._info.id
+
+    @property
+    def partitions(self) -> int:
+        return self._info.partitions
+
+    @property
+    def settings(self) -> TopicSettings:
+        """What holds for the topic now."""
+        return self._settings
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """The settings that the topic has of its own."""
+        return self._info.config
+
+    # ------------------------------------------------------------------------------------------- append
+
+    def append(
+        self,
+        key: bytes | str | None,
+        value: bytes | str | None,
+        *,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> RecordPosition:
+        """Append one record, and return when it may be relied on (`wal.sync`). A null value is a tombstone."""
+        record = NewRecord(
+            key=_bytes(key), value=_bytes(value), headers=tuple(headers), timestamp_ms=timestamp_ms
+        )
+        return self.append_many([record], partition=partition)[0]
+
+    def append_many(
+        self,
+        records: Iterable[NewRecord],
+        *,
+        partition: int | None = None,
+        compression: Compression = Compression.NONE,
+    ) -> list[RecordPosition]:
+        """Append records in their order, and return where each one is. All are checked before any is written."""
+        by_partition: dict[int, list[int]] = {}
+        given = list(records)
+        for index, record in enumerate(given):
+            by_partition.setdefault(self._partition_for(record.key, partition), []).append(index)
+        now_ms = self._clock.now_ms()
+        batches: list[tuple[int, bytes]] = []
+        for each, indexes in by_partition.items():
+            for chunk in _chunks([given[index] for index in indexes]):
+                batches.append((each, batch.encode(chunk, now_ms=now_ms, compression=compression)))
+        positions: list[RecordPosition | None] = [None] * len(given)
+        for each, offsets in self._append_batches(batches, now_ms).items():
+            for index, offset in zip(by_partition[each], offsets, strict=True):
+                positions[index] = RecordPosition(partition=each, offset=offset)
+        return [position for position in positions if position is not None]
+
+    def append_arrow(
+        self,
+        records: pa.Table | pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        compression: Compression = Compression.NONE,
+    ) -> dict[int, range]:
+        """Append the rows of an Arrow table; for each partition the offsets that they got.
+
+        Columns: `key` and `value` (binary or string, may be null), and if wanted `timestamp`, `headers` (as in
+        record.RECORD_SCHEMA) and `partition`. Rows without a partition go where their key belongs.
+        """
+        table = pa.table(records) if isinstance(records, pa.Table) else pa.Table.from_batches([records])
+        now_ms = self._clock.now_ms()
+        payload = _payload(table, now_ms)
+        targets = self._partitions_for(table, payload.column("key"), partition)
+        batches: list[tuple[int, bytes]] = []
+        for each in np.unique(targets).tolist():
+            own = payload.filter(pa.array(targets == each)) if len(set(targets.tolist())) > 1 else payload
+            batches += [(each, data) for data in _encode_rows(own, compression)]
+        return {
+            each: range(offsets[0], offsets[-1] + 1)
+            for each, offsets in self._append_batches(batches, now_ms).items()
+        }
+
+    def append_batch(self, partition: int, data: bytes | memoryview) -> int:
+        """Append one record batch as a Kafka producer made it; the offset of its first record."""
+        now_ms = self._clock.now_ms()
+        return self._append_batches([(partition, data)], now_ms)[partition][0]
+
+    def _append_batches(
+        self, batches: Sequence[tuple[int, bytes | memoryview]], now_ms: int
+    ) -> dict[int, list[int]]:
+        self._check_writer()
+        limits = self._limits(now_ms)
+        checked = [(self._writer(partition), partition, data) for partition, data in batches]
+        for _, _, data in checked:
+            batch.validate(data, limits)
+        append_time_ms = now_ms if limits.log_append_time else None
+        offsets: dict[int, list[int]] = {}
+        ends: dict[int, tuple[PartitionWriter, int]] = {}
+        for writer, partition, data in checked:
+            base_offset, end_offset = writer.stage(data, append_time_ms=append_time_ms)
+            offsets.setdefault(partition, []).extend(range(base_offset, end_offset))
+            ends[partition] = (writer, end_offset)
+        for writer, end_offset in ends.values():
+            writer.settle(end_offset)
+        metrics.RECORDS_APPENDED.labels(self.name).inc(sum(map(len, offsets.values())))
+        metrics.BYTES_APPENDED.labels(self.name).inc(sum(len(data) for _, data in batches))
+        return offsets
+
+    def _limits(self, now_ms: int) -> batch.Limits:
+        settings = self._settings
+        version_header = None
+        if (
+            settings.compacts
+            and settings.compaction_strategy == "header"
+            and settings.compaction_strategy_header_missing == "reject"
+        ):
+            assert settings.compaction_strategy_header and settings.compaction_strategy_header_format
+            version_header = (settings.compaction_strategy_header, settings.compaction_strategy_header_format)
+        return batch.Limits(
+            max_message_bytes=settings.max_message_bytes,
+            now_ms=now_ms,
+            timestamp_before_max_ms=settings.message_timestamp_before_max_ms,
+            timestamp_after_max_ms=settings.message_timestamp_after_max_ms,
+            null_key_allowed=not (settings.compacts and settings.null_key == "reject"),
+            version_header=version_header,
+            log_append_time=settings.message_timestamp_type == "LogAppendTime",
+            max_decompressed_bytes=max(MIN_DECOMPRESSED_BYTES, settings.max_message_bytes * MAX_EXPANSION),
+        )
+
+    def _partition_for(self, key: bytes | None, partition: int | None) -> int:
+        if partition is not None:
+            return self._check_partition(partition)
+        if key is not None:
+            return partition_of(key, self.partitions)
+        with self._turns_lock:
+            return self._turns.next(self.partitions)
+
+    def _partitions_for(
+        self, table: pa.Table, keys: pa.ChunkedArray, partition: int | None
+    ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        if partition is not None:
+            return np.full(len(table), self._check_partition(partition), np.int32)
+        with self._turns_lock:
+            chosen = partitions_of(keys.combine_chunks(), self.partitions, self._turns)
+        if "partition" in table.column_names:
+            given = table.column("partition")
+            for each in given.unique().drop_null().to_pylist():
+                self._check_partition(each)
+            where_given = given.is_valid().to_numpy()
+            chosen[where_given] = given.drop_null().to_numpy()
+        return chosen
+
+    # --------------------------------------------------------------------------------------------- read
+
+    def read(
+        self,
+        start: Start | Mapping[int, Start] = "earliest",
+        *,
+        partition: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[Record]:
+        """The records from `start` up to the end of the log as of now; with `follow`, and those that come later."""
+        for records in self.read_arrow(start, partition=partition, follow=follow):
+            yield from to_records(records)
+
+    def read_arrow(
+        self,
+        start: Start | Mapping[int, Start] = "earliest",
+        *,
+        partition: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """As `read`, in batches of record.RECORD_SCHEMA."""
+        partitions = [self._check_partition(partition)] if partition is not None else range(self.partitions)
+        readers = {each: self._partition_reader(each) for each in partitions}
+        positions = {each: self._offset(readers[each], _start_of(start, each)) for each in partitions}
+        return self._stream(readers, positions, follow)
+
+    def reader(self, name: str, *, start: Start = "earliest") -> Reader:
+        """A named reader: begins where it last committed, and at `start` in partitions where it never did.
+
+        Where retention has removed the position that it committed, it begins at the log start.
+        """
+        committed = CommittedPositions(self._data_folder, self.id.hex, name)
+        saved = committed.load()
+        readers = {each: self._partition_reader(each) for each in range(self.partitions)}
+        positions = {}
+        for each, reader in readers.items():
+            if each in saved:
+                extent = reader.extent()
+                positions[each] = min(max(saved[each], extent.log_start), extent.log_end)
+            else:
+                positions[each] = self._offset(reader, start)
+        return Reader(readers, positions, self._clock, committed)
+
+    def offsets_for_time(self, timestamp_ms: int) -> dict[int, Start]:
+        """For each partition the first offset whose record is not older than a time."""
+        return {
+            each: self._partition_reader(each).offset_for_time(timestamp_ms)
+            for each in range(self.partitions)
+        }
+
+    def extents(self) -> dict[int, Extent]:
+        """For each partition the offsets that can be read."""
+        snapshot = self._table.snapshot()
+        return {each: self._partition_reader(each).extent(snapshot) for each in range(self.partitions)}
+
+    def state(self) -> pa.Table:
+        """The newest record of each key, by the topic's strategy, without the keys that were deleted."""
+        return state_view([self._partition_reader(each) for each in range(self.partitions)], self._settings)
+
+    def _stream(
+        self, readers: dict[int, PartitionReader], positions: dict[int, int], follow: bool
+    ) -> Iterator[pa.RecordBatch]:
+        ends = {each: reader.extent().log_end for each, reader in readers.items()}
+        try:
+            for each, reader in readers.items():
+                yield from reader.replay(positions[each], ends[each])
+            if follow:
+                with Reader(
+                    readers, {each: max(ends[each], positions[each]) for each in readers}, self._clock
+                ) as tail:
+                    while not self._closed:
+                        if (records := tail.poll_arrow(timeout_s=1.0)) is not None:
+                            yield records
+        finally:
+            for reader in readers.values():
+                reader.close()
+
+    def _offset(self, reader: PartitionReader, start: Start) -> int:
+        extent = reader.extent()
+        if start == "earliest":
+            return extent.log_start
+        if start == "latest":
+            return extent.log_end
+        assert isinstance(start, int)
+        reader.check(start)
+        return start
+
+    def _partition_reader(self, partition: int) -> PartitionReader:
+        if self._closed:
+            raise ClosedError(f"Topic {self.name!r} has been closed.")
+        return PartitionReader(self._table, partition, self._wal_folder(partition), self._leases)
+
+    # --------------------------------------------------------------------------------------- maintenance
+
+    def seal(self, *, progress: tiering.Progress | None = None) -> SealReport:
+        """Roll the WAL and commit everything in it as sealed segments."""
+        with self._as_maintenance():
+            return self._seal(lambda writer: writer.roll(), progress)
+
+    def seal_rolled(self, *, progress: tiering.Progress | None = None) -> SealReport:
+        """Roll what is due by the settings, and commit what is rolled."""
+        with self._as_maintenance():
+            return self._seal(lambda writer: writer.roll_if_due(), progress)
+
+    def delete_records(self, before: Mapping[int, int]) -> dict[int, int]:
+        """Delete the records of partitions before an offset (-1: all); the new log start of each of them."""
+        self._check_writer()
+        wanted: dict[int, int] = {}
+        for partition, offset in before.items():
+            extent = self._partition_reader(self._check_partition(partition)).extent()
+            wanted[partition] = extent.log_end if offset == -1 else offset
+            if not 0 <= wanted[partition] <= extent.log_end:
+                raise OffsetOutOfRangeError(
+                    f"Can't delete the records of {self.name!r} partition {partition} before offset {offset}: "
+                    f"its log end is {extent.log_end}; allowed are 0 to {extent.log_end}, and -1 for all."
+                )
+        snapshot = delete_records(self._table, wanted)
+        return {partition: snapshot.positions[partition].log_start for partition in before}
+
+    def reopen_partition(self, partition: int) -> None:
+        """Make a partition writable again after a failed write or sync. Nothing acknowledged is lost."""
+        self._check_writer()
+        self._writer(partition).close()
+        self._writers[partition] = self._open_writer(partition)
+        if failed := self._writers[partition].failed:
+            raise UnavailableError(failed)
+
+    def wal_damage(self) -> list[tuple[int, DamagedRange]]:
+        """Damaged ranges of WAL files that are not sealed yet, with their partitions."""
+        snapshot = self._table.snapshot()
+        found: list[tuple[int, DamagedRange]] = []
+        for partition, at in enumerate(snapshot.positions):
+            folder = self._wal_folder(partition)
+            if saved := checkpoints.load_writer(folder):
+                from_offset = max(at.sealed_end, at.log_start)
+                found += [(partition, each) for each in inspect_wal(folder, saved, from_offset=from_offset)]
+        return found
+
+    def skip_wal_damage(self) -> list[tuple[int, DamagedRange]]:
+        """Leave the damaged ranges behind, so that sealing and reading go on after them; what was left behind."""
+        with self._as_maintenance():
+            found = self.wal_damage()
+            for partition in sorted({each for each, _ in found}):
+                folder = self._wal_folder(partition)
+                self._writers[partition].close()
+                saved = checkpoints.load_writer(folder)
+                assert saved is not None
+                skip_damage(folder, saved, [damaged for each, damaged in found if each == partition])
+                self._writers[partition] = self._open_writer(partition)
+            return found
+
+    def local_wals(self) -> list[deleter.LocalWal]:
+        """The WAL of each partition, as the deleter sees it."""
+        snapshot = self._table.snapshot()
+        looks = [
+            deleter.look(
+                self.name,
+                partition,
+                self._wal_folder(partition),
+                sealed_end=at.sealed_end,
+                settings=self._settings,
+            )
+            for partition, at in enumerate(snapshot.positions)
+        ]
+        return [each for each in looks if each is not None]
+
+    def describe(self) -> TopicDescription:
+        """What the topic is and where its records are, by a fresh look at table and WAL."""
+        snapshot = self._table.snapshot()
+        policy = next(
+            each.value
+            for each in self._config.explain(self.name, self._info.config)
+            if each.key == "cleanup.policy"
+        )
+        return TopicDescription(
+            name=self.name,
+            id=self.id,
+            cleanup_policy=policy,
+            location=self._table.location,
+            wal_folder=str(self._wal_folder(0).parent),
+            settings=tuple(self._config.explain(self.name, self._info.config)),
+            partitions=tuple(self._describe_partition(each) for each in range(len(snapshot.positions))),
+            readers=tuple(reader_names(self._data_folder, self.id.hex)),
+        )
+
+    def _describe_partition(self, partition: int) -> PartitionDescription:
+        snapshot = self._table.snapshot()
+        at = snapshot.positions[partition]
+        segments = self._table.plan(snapshot, partition)
+        local = deleter.look(
+            self.name,
+            partition,
+            self._wal_folder(partition),
+            sealed_end=at.sealed_end,
+            settings=self._settings,
+        )
+        saved = checkpoints.load_writer(self._wal_folder(partition))
+        extent = self._partition_reader(partition).extent(snapshot)
+        ratio = plan.dirty_ratio(segments, at, self._settings, self._clock.now_ms())
+        problem = self._writers[partition].failed if partition < len(self._writers) else None
+        if problem is None and saved is not None and saved.damage:
+            first = saved.damage[0]
+            problem = (
+                f"offsets {first.first_offset} to {first.end_offset - 1} are damaged in the WAL: "
+                f"`lastword wal repair {self.name}` shows what can be kept"
+            )
+        epochs = saved.epochs if saved else at.epochs
+        return PartitionDescription(
+            partition=partition,
+            log_start=at.log_start,
+            first_dirty=at.first_dirty,
+            sealed_end=at.sealed_end,
+            log_end=extent.log_end,
+            segments=len(segments),
+            sealed_records=sum(segment.records for segment in segments),
+            sealed_bytes=sum(segment.size_bytes for segment in segments),
+            wal_start=local.files[0].first_offset if local else at.sealed_end,
+            wal_files=len(local.files) if local else 0,
+            wal_bytes=local.size_bytes if local else 0,
+            dirty_ratio=ratio if self._settings.compacts else None,
+            leader_epoch=epochs[-1][0] if epochs else 0,
+            problem=problem,
+        )
+
+    def _seal(self, roll: Callable[[PartitionWriter], bool], progress: tiering.Progress | None) -> SealReport:
+        assert self._leases is not None
+        failed: list[tuple[int, str]] = []
+        for partition, writer in enumerate(self._writers):
+            try:
+                roll(writer)
+            except UnavailableError as error:
+                failed.append((partition, str(error)))
+        folders = [self._wal_folder(each) for each in range(self.partitions)]
+        report = tiering.seal(self._table, folders, leases=self._leases, progress=progress)
+        return tiering.with_problems(report, failed)
+
+    # -------------------------------------------------------------------------------------- for the log
+
+    def changed(self, info: TopicInfo) -> None:
+        """The log has altered the topic: take over what it is now."""
+        self._info = info
+        self._settings = self._config.resolve(info.name, info.config)
+        for each in self._writers:
+            each.settings = self._settings
+        if self._maintenance is not None:
+            self._open_writers()
+
+    def writers(self) -> Iterable[PartitionWriter]:
+        return tuple(self._writers)
+
+    def close(self) -> None:
+        """Close the WAL in order. The first error is raised after every partition has been closed."""
+        self._closed = True
+        errors: list[LastwordError] = []
+        for each in self._writers:
+            try:
+                each.close()
+            except LastwordError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _open_writers(self) -> None:
+        for partition in range(len(self._writers), self.partitions):
+            self._writers.append(self._open_writer(partition))
+
+    def _open_writer(self, partition: int) -> PartitionWriter:
+        at = self._table.snapshot().positions[partition]
+        folder = self._wal_folder(partition)
+        opened = open_wal(
+            folder,
+            topic_id=self.id,
+            partition=partition,
+            floor=Floor(sealed_end=at.sealed_end, log_start=at.log_start, epochs=at.epochs),
+            now_ms=self._clock.now_ms(),
+        )
+        return PartitionWriter(
+            folder, opened, settings=self._settings, sync=self._config.wal_sync, clock=self._clock
+        )
+
+    def _writer(self, partition: int) -> PartitionWriter:
+        return self._writers[self._check_partition(partition)]
+
+    def _wal_folder(self, partition: int) -> Path:
+        return wal_folder(self._data_folder, self._info) / str(partition)
+
+    def _check_partition(self, partition: int) -> int:
+        if not 0 <= partition < self.partitions:
+            raise UnknownPartitionError(
+                f"Topic {self.name!r} has no partition {partition}; it has 0 to {self.partitions - 1}."
+            )
+        return partition
+
+    def _check_writer(self) -> None:
+        if self._closed:
+            raise ClosedError(f"Topic {self.name!r} has been closed.")
+        if self._maintenance is None:
+            raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
+
+    def _as_maintenance(self) -> AbstractContextManager[object]:
+        self._check_writer()
+        assert self._maintenance is not None
+        return self._maintenance()
+
+
+def wal_folder(data_folder: Path, info: TopicInfo) -> Path:
+    """Where the WALs of a topic's partitions are."""
+    namespace, rest = split_name(info.name)
+    return data_folder / "wal" / namespace / rest / info.id.hex
+
+
+def _bytes(text: bytes | str | None) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text
+
+
+def _start_of(start: Start | Mapping[int, Start], partition: int) -> Start:
+    return start.get(partition, "earliest") if isinstance(start, Mapping) else start
+
+
+def _chunks(records: Sequence[NewRecord]) -> Iterator[Sequence[NewRecord]]:
+    """Records in runs of about BATCH_BYTES."""
+    first = size_bytes = 0
+    for index, record in enumerate(records):
+        size_bytes += len(record.key or b"") + len(record.value or b"") + 32
+        size_bytes += sum(len(name) + len(value or b"") + 8 for name, value in record.headers)
+        if size_bytes >= BATCH_BYTES:
+            yield records[first : index + 1]
+            first, size_bytes = index + 1, 0
+    if first < len(records):
+        yield records[first:]
+
+
+def _payload(table: pa.Table, now_ms: int) -> pa.Table:
+    """The rows of a table that a user handed in, in record.PAYLOAD_SCHEMA, with offsets from 0 on."""
+    missing = {"key", "value"} - set(table.column_names)
+    if missing:
+        raise InvalidRecordError(
+            f"The Arrow table has no column {sorted(missing)[0]!r}; it needs key and value."
+        )
+    rows = len(table)
+    now = pa.scalar(now_ms * 1000, pa.timestamp("us", tz="UTC"))
+    try:
+        if "timestamp" in table.column_names:
+            timestamps = table.column("timestamp").cast(pa.timestamp("us", tz="UTC")).fill_null(now)
+        else:
+            timestamps = pa.repeat(now, rows)
+        headers = (
+            table.column("headers").cast(HEADERS_TYPE)
+            if "headers" in table.column_names
+            else pa.nulls(rows, HEADERS_TYPE)
+        )
+        return pa.table(
+            [
+                pa.array(np.arange(rows)),
+                timestamps,
+                pa.repeat(pa.scalar(int(TimestampType.CREATE), pa.int32()), rows),
+                table.column("key").cast(pa.binary()),
+                table.column("value").cast(pa.binary()),
+                headers,
+            ],
+            schema=PAYLOAD_SCHEMA,
+        )
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise InvalidRecordError(f"The Arrow table can't be appended: {error}") from error
+
+
+def _encode_rows(payload: pa.Table, compression: Compression) -> Iterator[bytes]:
+    offset = payload.schema.get_field_index("offset")
+    numbered = payload.set_column(offset, PAYLOAD_SCHEMA.field("offset"), pa.array(np.arange(len(payload))))
+    for records in numbered.to_batches(max_chunksize=65536):
+        yield from batch.encode_arrow(records, compression=compression, batch_bytes=BATCH_BYTES)

@@ -1,0 +1,250 @@
+"""Removes WAL files that are sealed and no longer wanted on the local disk.
+
+A cycle, for each partition: read the writer's files and the sealed end (from the table, in this cycle), propose
+what may go (`propose`, pure), remove it, and note in `deleter.json` where the WAL starts now. No WAL file is
+opened: each file's first offset was recorded when it was opened, and a file ends where the next one begins.
+
+Killed at any point: a file that is gone but not noted is forgotten in the next cycle. Readers that had it open
+read on; others look at the table, where its records are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lastword import metrics
+from lastword.config import BrokerConfig, TopicSettings
+from lastword.steps import reached
+from lastword.wal import checkpoint as checkpoints
+from lastword.wal.checkpoint import DeleterCheckpoint
+from lastword.wal.files import ASIDE_FOLDER, WalFile
+
+logger = logging.getLogger(__name__)
+
+ASIDE_KEPT_MS = 7 * 24 * 3600 * 1000
+
+Rule = Literal["local.retention.ms", "local.retention.bytes", "wal.max.bytes", "already gone"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalFile:
+    """A WAL file as a cycle sees it. `end_offset` is None for the active file; a size of None: it is gone."""
+
+    seq: int
+    first_offset: int
+    end_offset: int | None
+    rolled_ms: int | None
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalWal:
+    """One partition's WAL as a cycle sees it."""
+
+    topic: str
+    partition: int
+    folder: Path
+    sealed_end: int
+    settings: TopicSettings
+    files: tuple[LocalFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes or 0 for file in self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """A file that may go, and the rule that says so."""
+
+    topic: str
+    partition: int
+    path: Path
+    file: LocalFile
+    rule: Rule
+    age_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted:
+    """What a cycle removed, or with a dry run would remove. `errors` are the files that stayed, and why."""
+
+    deletions: tuple[Deletion, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.file.size_bytes or 0 for each in self.deletions)
+
+
+def look(
+    topic: str, partition: int, folder: Path, *, sealed_end: int, settings: TopicSettings
+) -> LocalWal | None:
+    """Read what a partition's WAL has on disk; None if it has none yet."""
+    saved = checkpoints.load_writer(folder)
+    if saved is None:
+        return None
+    files = checkpoints.left_files(folder, saved)
+    ends: list[int | None] = [file.first_offset for file in files[1:]]
+    return LocalWal(
+        topic=topic,
+        partition=partition,
+        folder=folder,
+        sealed_end=sealed_end,
+        settings=settings,
+        files=tuple(_local(folder, file, end) for file, end in zip(files, [*ends, None], strict=True)),
+    )
+
+
+def _local(folder: Path, file: WalFile, end_offset: int | None) -> LocalFile:
+    try:
+        size_bytes: int | None = (folder / file.name).stat().st_size
+    except FileNotFoundError:
+        size_bytes = None
+    return LocalFile(
+        seq=file.seq,
+        first_offset=file.first_offset,
+        end_offset=end_offset,
+        rolled_ms=file.rolled_ms,
+        size_bytes=size_bytes,
+    )
+
+
+def propose(wals: Sequence[LocalWal], config: BrokerConfig, now_ms: int) -> list[Deletion]:
+    """What may go, oldest first: by each partition's own rules, then by the bound on all of them together."""
+    proposed: list[Deletion] = []
+    spared: list[tuple[LocalWal, LocalFile]] = []
+    total_bytes = 0
+    for wal in wals:
+        chosen, left = _propose_one(wal, config, now_ms)
+        proposed += chosen
+        spared += [(wal, file) for file in left]
+        total_bytes += wal.size_bytes - sum(each.file.size_bytes or 0 for each in chosen)
+    if config.wal_max_bytes is not None:
+        # Within a partition files must go in order, and they do: an older file was rolled earlier.
+        for wal, file in sorted(spared, key=lambda each: (each[1].rolled_ms or 0, each[1].seq)):
+            if total_bytes <= config.wal_max_bytes:
+                break
+            proposed.append(_deletion(wal, file, "wal.max.bytes", now_ms))
+            total_bytes -= file.size_bytes or 0
+    return proposed
+
+
+def _propose_one(wal: LocalWal, config: BrokerConfig, now_ms: int) -> tuple[list[Deletion], list[LocalFile]]:
+    """The files of a partition that its rules let go, and those that are sealed but stay."""
+    settings = wal.settings
+    chosen: list[Deletion] = []
+    sealed = [file for file in wal.files if file.end_offset is not None and file.end_offset <= wal.sealed_end]
+    left_bytes = wal.size_bytes
+    for index, file in enumerate(sealed):
+        age_ms = now_ms - (file.rolled_ms or now_ms)
+        rule: Rule | None = None
+        if file.size_bytes is None:
+            rule = "already gone"
+        elif (
+            config.deleter_time_enabled
+            and settings.local_retention_ms is not None
+            and age_ms >= settings.local_retention_ms
+        ):
+            rule = "local.retention.ms"
+        elif (
+            config.deleter_size_enabled
+            and settings.local_retention_bytes is not None
+            and left_bytes > settings.local_retention_bytes
+        ):
+            rule = "local.retention.bytes"
+        if rule is None:
+            return chosen, sealed[index:]
+        chosen.append(_deletion(wal, file, rule, now_ms))
+        left_bytes -= file.size_bytes or 0
+    return chosen, []
+
+
+def _deletion(wal: LocalWal, file: LocalFile, rule: Rule, now_ms: int) -> Deletion:
+    return Deletion(
+        topic=wal.topic,
+        partition=wal.partition,
+        path=wal.folder / WalFile(seq=file.seq, first_offset=file.first_offset, opened_ms=0).name,
+        file=file,
+        rule=rule,
+        age_ms=now_ms - (file.rolled_ms or now_ms),
+    )
+
+
+def execute(wals: Sequence[LocalWal], deletions: Sequence[Deletion], now_ms: int) -> Deleted:
+    """Remove the files, oldest first, and note where each WAL starts now. One that can't go stops its partition."""
+    done: list[Deletion] = []
+    errors: list[str] = []
+    for wal in wals:
+        removed, error = _execute_one(
+            wal, [each for each in deletions if each.topic == wal.topic and each.partition == wal.partition]
+        )
+        done += removed
+        if error is not None:
+            errors.append(error)
+        _remove_old_asides(wal.folder, now_ms)
+    for topic in {wal.topic for wal in wals}:
+        left = sum(wal.size_bytes for wal in wals if wal.topic == topic)
+        freed = sum(each.file.size_bytes or 0 for each in done if each.topic == topic)
+        metrics.WAL_DISK_USAGE.labels(topic).set(left - freed)
+        metrics.WAL_RETENTION_LAST_RUN.labels(topic).set(now_ms / 1000)
+    return Deleted(deletions=tuple(done), errors=tuple(errors))
+
+
+def _execute_one(wal: LocalWal, deletions: Sequence[Deletion]) -> tuple[list[Deletion], str | None]:
+    done: list[Deletion] = []
+    error: str | None = None
+    for each in sorted(deletions, key=lambda deletion: deletion.file.seq):
+        end_offset = each.file.end_offset
+        if end_offset is None or end_offset > wal.sealed_end:
+            logger.warning(
+                "refused to delete %s: its records are not all sealed (sealed end %d)",
+                each.path,
+                wal.sealed_end,
+            )
+            break
+        try:
+            each.path.unlink(missing_ok=True)
+        except OSError as caught:
+            error = (
+                f"Can't remove {each.path}: {caught.strerror or caught}. It is tried again in the next cycle."
+            )
+            logger.error("%s", error)
+            metrics.WAL_RETENTION_ERRORS.labels(wal.topic).inc()
+            break
+        reached("deleter.removed")
+        done.append(each)
+        if each.rule == "already gone":
+            continue
+        logger.info(
+            "deleted %s: offsets %d to %d, %d bytes, %d s old, by %s",
+            each.path,
+            each.file.first_offset,
+            end_offset - 1,
+            each.file.size_bytes or 0,
+            each.age_ms // 1000,
+            each.rule,
+        )
+        metrics.WAL_FILES_DELETED.labels(wal.topic).inc()
+        metrics.WAL_BYTES_RECLAIMED.labels(wal.topic).inc(each.file.size_bytes or 0)
+    if done:
+        gone = {each.file.seq for each in done}
+        oldest = next(file for file in wal.files if file.seq not in gone)
+        checkpoints.save_deleter(
+            wal.folder, DeleterCheckpoint(start_seq=oldest.seq, start_offset=oldest.first_offset)
+        )
+        reached("deleter.noted")
+    return done, error
+
+
+def _remove_old_asides(folder: Path, now_ms: int) -> None:
+    aside = folder / ASIDE_FOLDER
+    if not aside.exists():
+        return
+    for path in aside.iterdir():
+        if now_ms - path.stat().st_mtime_ns // 1_000_000 > ASIDE_KEPT_MS:
+            path.unlink(missing_ok=True)

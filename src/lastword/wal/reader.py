@@ -1,0 +1,234 @@
+"""Reads a partition's WAL by offset, beside its writer and the deleter, in this process or in another one.
+
+How far it may go is read from `wal.state` each time; where the files are, from the checkpoints, again whenever
+a file is at its end or gone. It never sees a byte that has not been shown to readers.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from lastword import batch
+from lastword.errors import CorruptError
+from lastword.wal import checkpoint as checkpoints
+from lastword.wal import state as states
+from lastword.wal.files import CHUNK_BYTES, PlacedBatch, WalFile, damaged, walk, walk_open
+
+INDEX_EVERY_BYTES = 64 << 10
+DECODE_BYTES = 4 << 20
+WORST_EXPANSION = 1024
+"""What a compressed batch may grow to is not known before; so all but small ones are decoded alone."""
+
+
+class OffsetGoneError(Exception):
+    """The WAL no longer has this offset: it is sealed, and is read from there. Never reaches a user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalExtent:
+    """What a WAL holds: offsets from `start` up to, but without, `end`."""
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """A place in an open file, where the batch with `offset` starts."""
+
+    file: WalFile
+    fd: int
+    offset: int
+    position: int
+
+
+class WalReader:
+    """A reader of one partition. Sequential reads keep their place; not for use by several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: tuple[WalFile, ...] = ()
+        self._cursor: _Cursor | None = None
+        # Where some of the batches of each file start, found while walking: (offset, position), ascending.
+        self._index: dict[int, list[tuple[int, int]]] = {}
+
+    def extent(self) -> WalExtent | None:
+        """What can be read now; None if the partition has no WAL yet."""
+        state = states.load(self._folder)
+        if state is None or not self._look():
+            return None
+        return WalExtent(start=self._files[0].first_offset, end=state.visible_offset)
+
+    def read(self, offset: int, *, max_bytes: int) -> list[PlacedBatch]:
+        """Batches from the one with `offset` on (or the next after it, in a gap), at least one if any is visible.
+
+        OffsetGoneError if the WAL starts after `offset`; CorruptError if the bytes there are damaged.
+        """
+        state = states.load(self._folder)
+        if state is None or offset >= state.visible_offset:
+            return []
+        for _ in range(3):
+            try:
+                cursor = self._seek(offset, state)
+                return self._read_from(cursor, state, max_bytes)
+            except FileNotFoundError:
+                # The deleter took the file between our look at the checkpoint and now.
+                self._look()
+        raise OffsetGoneError
+
+    def close(self) -> None:
+        if self._cursor is not None:
+            os.close(self._cursor.fd)
+            self._cursor = None
+
+    def _look(self) -> bool:
+        saved = checkpoints.load_writer(self._folder)
+        self._files = () if saved is None else checkpoints.left_files(self._folder, saved)
+        left = {file.seq for file in self._files}
+        self._index = {seq: index for seq, index in self._index.items() if seq in left}
+        return bool(self._files)
+
+    def _seek(self, offset: int, state: states.WalState) -> _Cursor:
+        if self._cursor is not None and self._cursor.offset == offset:
+            return self._cursor
+        if not self._files or self._files[-1].seq < state.seq or offset < self._files[0].first_offset:
+            self._look()
+        return self._open(self._file_of(offset), offset, state)
+
+    def _file_of(self, offset: int) -> WalFile:
+        index = bisect_right(self._files, offset, key=lambda file: file.first_offset) - 1
+        if index < 0:
+            raise OffsetGoneError
+        return self._files[index]
+
+    def _open(self, file: WalFile, offset: int, state: states.WalState) -> _Cursor:
+        self.close()
+        path = self._folder / file.name
+        at_offset, position = file.first_offset, 0
+        known = self._index.setdefault(file.seq, [])
+        if index := bisect_right(known, offset, key=lambda entry: entry[0]):
+            at_offset, position = known[index - 1]
+        cursor = _Cursor(file, os.open(path, os.O_RDONLY | os.O_CLOEXEC), at_offset, position)
+        self._cursor = cursor
+        self._skip_to(cursor, offset, self._end_of(file, state))
+        return cursor
+
+    def _skip_to(self, cursor: _Cursor, offset: int, end: int) -> None:
+        """Move over batches that end before `offset` by their headers alone."""
+        index = self._index[cursor.file.seq]
+        while cursor.position < end:
+            header = self._header(cursor)
+            if header.next_offset > offset:
+                return
+            cursor.position += header.size_bytes
+            cursor.offset = header.next_offset
+            if cursor.position >= (index[-1][1] if index else 0) + INDEX_EVERY_BYTES:
+                index.append((cursor.offset, cursor.position))
+
+    def _header(self, cursor: _Cursor) -> batch.BatchHeader:
+        path = self._folder / cursor.file.name
+        try:
+            header = batch.read_header(os.pread(cursor.fd, batch.HEADER_BYTES, cursor.position))
+        except batch.BadBatchError as error:
+            raise damaged(path, cursor.offset, cursor.position, str(error)) from None
+        if header is None:
+            raise damaged(path, cursor.offset, cursor.position, "the file ends within a batch header")
+        return header
+
+    def _end_of(self, file: WalFile, state: states.WalState) -> int:
+        """Up to where a file may be read."""
+        if file.seq == state.seq:
+            return state.visible_position
+        if file.size_bytes is not None:
+            return file.size_bytes
+        # Rolled since the checkpoint was read: look again for its size.
+        self._look()
+        for each in self._files:
+            if each.seq == file.seq and each.size_bytes is not None:
+                return each.size_bytes
+        return 0
+
+    def _read_from(self, cursor: _Cursor, state: states.WalState, max_bytes: int) -> list[PlacedBatch]:
+        found: list[PlacedBatch] = []
+        total = 0
+        while True:
+            try:
+                for placed in walk_open(
+                    cursor.fd,
+                    self._folder / cursor.file.name,
+                    position=cursor.position,
+                    end_position=self._end_of(cursor.file, state),
+                    expected_offset=cursor.offset,
+                    chunk_bytes=min(CHUNK_BYTES, max(max_bytes - total, 4096)),
+                ):
+                    found.append(placed)
+                    total += placed.header.size_bytes
+                    cursor.position = placed.position + placed.header.size_bytes
+                    cursor.offset = placed.header.next_offset
+                    if total >= max_bytes:
+                        return found
+            except CorruptError:
+                # What comes before the damage is good; the next read, which starts at it, says so.
+                if found:
+                    return found
+                raise
+            if cursor.file.seq >= state.seq or (following := self._file_after(cursor.file)) is None:
+                return found
+            cursor = self._open(following, max(cursor.offset, following.first_offset), state)
+
+    def _file_after(self, file: WalFile) -> WalFile | None:
+        for _ in range(2):
+            for each in self._files:
+                if each.seq > file.seq:
+                    return each
+            self._look()
+        return None
+
+
+def read_file(folder: Path, file: WalFile, *, from_offset: int) -> Iterator[PlacedBatch]:
+    """The batches of a rolled file that reach `from_offset` or beyond; CorruptError if one is damaged."""
+    assert file.size_bytes is not None
+    try:
+        for placed in walk(
+            folder / file.name, end_position=file.size_bytes, expected_offset=file.first_offset
+        ):
+            if placed.header.next_offset > from_offset:
+                yield placed
+    except FileNotFoundError:
+        path = folder / file.name
+        raise CorruptError(
+            f"{path} is missing, and its records from offset {from_offset} on are not sealed yet. "
+            f"`lastword wal repair` shows what can be kept.",
+            path=str(path),
+            offset=from_offset,
+        ) from None
+
+
+def decode(batches: Iterable[PlacedBatch], *, from_offset: int) -> Iterator[pa.RecordBatch]:
+    """The records of batches from an offset on, some batches at a time: that is much cheaper for small ones."""
+    for chunk in _chunks(batches):
+        records = batch.decode_many([each.data for each in chunk])
+        skipped = from_offset - chunk[0].header.base_offset
+        records = records.slice(skipped) if skipped > 0 else records
+        if records.num_rows:
+            yield records
+
+
+def _chunks(batches: Iterable[PlacedBatch]) -> Iterator[list[PlacedBatch]]:
+    chunk: list[PlacedBatch] = []
+    expected_bytes = 0
+    for each in batches:
+        chunk.append(each)
+        compressed = each.header.compression is not batch.Compression.NONE
+        expected_bytes += each.header.size_bytes * (WORST_EXPANSION if compressed else 1)
+        if expected_bytes >= DECODE_BYTES:
+            yield chunk
+            chunk, expected_bytes = [], 0
+    if chunk:
+        yield chunk

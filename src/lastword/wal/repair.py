@@ -1,0 +1,177 @@
+"""Finds damage in a partition's WAL files, and, when asked to, leaves it behind.
+
+`inspect` walks the files from an offset on and lists the damaged ranges: after damage it looks for the next
+bytes that make a whole batch with a right checksum and a fitting offset. `skip` writes each damaged file anew
+without those bytes, keeps the damaged one aside, and lets sealing and reading go on over the gap.
+
+Killed at any point: the new file takes the old one's name in one step; until then nothing has changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from lastword import batch, disk
+from lastword.errors import CorruptError
+from lastword.steps import reached
+from lastword.wal import checkpoint as checkpoints
+from lastword.wal.checkpoint import WriterCheckpoint
+from lastword.wal.files import WalFile, walk
+from lastword.wal.recovery import aside_path
+
+logger = logging.getLogger(__name__)
+
+_MAGIC_AT = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedRange:
+    """Bytes that can't be read, and the offsets that were in them. An empty range of offsets: none was lost."""
+
+    path: Path
+    seq: int
+    position: int
+    end_position: int
+    first_offset: int
+    end_offset: int
+    problem: str
+    is_hole: bool = False
+
+
+def inspect(folder: Path, checkpoint: WriterCheckpoint, *, from_offset: int) -> list[DamagedRange]:
+    """The damaged ranges of the rolled files that hold offsets from `from_offset` on."""
+    found: list[DamagedRange] = []
+    files = checkpoints.left_files(folder, checkpoint)
+    if files[0].first_offset > from_offset:
+        found.append(_hole(folder, files[0], from_offset))
+    for file, following in itertools.pairwise(files):
+        if following.first_offset > from_offset:
+            found += _damaged_ranges(folder, file, following.first_offset)
+    return found
+
+
+def skip(folder: Path, checkpoint: WriterCheckpoint, damaged: list[DamagedRange]) -> WriterCheckpoint:
+    """Write the damaged files anew without the damaged bytes. The WAL must not be open for writing."""
+    for file in checkpoint.files:
+        ranges = [each for each in damaged if each.seq == file.seq]
+        if not ranges:
+            continue
+        repaired = file
+        if ranges[0].is_hole:
+            # The file that follows a hole answers for it: its first batch just comes later.
+            repaired = replace(file, first_offset=ranges[0].first_offset)
+            ranges = ranges[1:]
+        if ranges:
+            repaired = replace(repaired, size_bytes=_write_without(folder, file, ranges))
+        checkpoint = replace(
+            checkpoint,
+            files=tuple(repaired if each.seq == file.seq else each for each in checkpoint.files),
+            damage=tuple(each for each in checkpoint.damage if each.seq != file.seq),
+        )
+        checkpoints.save_writer(folder, checkpoint)
+        reached("wal.repair.noted")
+    return checkpoint
+
+
+def _hole(folder: Path, first: WalFile, from_offset: int) -> DamagedRange:
+    return DamagedRange(
+        path=folder,
+        seq=first.seq,
+        position=0,
+        end_position=0,
+        first_offset=from_offset,
+        end_offset=first.first_offset,
+        problem=f"no WAL file in {folder} holds these offsets, and they are not sealed",
+        is_hole=True,
+    )
+
+
+def _damaged_ranges(folder: Path, file: WalFile, end_offset: int) -> Iterator[DamagedRange]:
+    path = folder / file.name
+    data = path.read_bytes() if path.exists() else b""
+    expected_size = file.size_bytes or 0
+    position, offset = 0, file.first_offset
+    while True:
+        try:
+            if not path.exists():
+                raise CorruptError(f"{path} is missing", path=str(path), offset=offset)
+            for placed in walk(path, position=position, end_position=expected_size, expected_offset=offset):
+                position, offset = placed.position + placed.header.size_bytes, placed.header.next_offset
+            return
+        except CorruptError as error:
+            problem = str(error)
+        found = _next_batch(data, position + 1, offset, end_offset)
+        if found is None:
+            yield DamagedRange(
+                path=path,
+                seq=file.seq,
+                position=position,
+                end_position=len(data),
+                first_offset=offset,
+                end_offset=end_offset,
+                problem=problem,
+            )
+            return
+        next_position, next_offset = found
+        yield DamagedRange(
+            path=path,
+            seq=file.seq,
+            position=position,
+            end_position=next_position,
+            first_offset=offset,
+            end_offset=next_offset,
+            problem=problem,
+        )
+        position, offset = next_position, next_offset
+
+
+def _next_batch(data: bytes, start: int, first_offset: int, end_offset: int) -> tuple[int, int] | None:
+    """Where the next whole batch with an offset in the range starts, and that offset."""
+    candidates = np.flatnonzero(np.frombuffer(data, np.uint8)[start + _MAGIC_AT :] == 2) + start
+    for position in candidates.tolist():
+        try:
+            header = batch.read_header(data, position)
+        except batch.BadBatchError:
+            continue
+        if (
+            header is not None
+            and first_offset <= header.base_offset < header.next_offset <= end_offset
+            and position + header.size_bytes <= len(data)
+            and batch.check_crc(data, header, position)
+        ):
+            return position, header.base_offset
+    return None
+
+
+def _write_without(folder: Path, file: WalFile, ranges: list[DamagedRange]) -> int:
+    path = folder / file.name
+    repaired = path.with_name(path.name + ".repair")
+    data = memoryview(path.read_bytes() if path.exists() else b"")
+    fd = os.open(repaired, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        position = 0
+        for each in ranges:
+            disk.write_all(fd, data[position : each.position])
+            position = each.end_position
+        disk.write_all(fd, data[position : file.size_bytes])
+        size_bytes = os.fstat(fd).st_size
+        disk.fsync(fd)
+    finally:
+        os.close(fd)
+    reached("wal.repair.written")
+    if path.exists():
+        aside = aside_path(folder, f"{path.name}.damaged")
+        os.link(path, aside)
+        disk.sync_folder(aside.parent)
+    repaired.replace(path)
+    disk.sync_folder(folder)
+    reached("wal.repair.replaced")
+    logger.warning("left %d damaged ranges of %s behind", len(ranges), path)
+    return size_bytes

@@ -1,0 +1,371 @@
+"""The only one that appends to a partition's WAL.
+
+An append, by its steps:
+1. the batch gets its offsets and the leader epoch, and is written to the active file;
+2. with `wal.sync=group` the appender waits until a sync covers it. The first that waits syncs for all who
+   wrote before the sync began; the others sleep. With `interval` and `none` it does not wait;
+3. `wal.state` says how far readers may go, and only then the append is acknowledged.
+
+A roll: sync the active file; create and sync the next one and its name; replace `writer.json`; go on there.
+
+Killed at any point: what step 3 showed is in the file. Bytes after that are whole batches, which recovery keeps,
+or a torn one, which it cuts. A next file that `writer.json` does not name is empty and is removed.
+
+After a failed write or sync nobody knows what the file holds on disk, whatever reading it back says. So the
+writer marks it failed, answers every waiting and later append with WriteFailedError, and only a reopening,
+which copies what was acknowledged to a new file, makes the partition writable again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lastword import batch, disk
+from lastword.clock import Clock
+from lastword.config import TopicSettings, WalSync
+from lastword.errors import ClosedError, WriteFailedError
+from lastword.steps import reached
+from lastword.wal import checkpoint as checkpoints
+from lastword.wal.checkpoint import WriterCheckpoint
+from lastword.wal.files import WalFile
+from lastword.wal.state import Phase, StateFile, WalState
+
+logger = logging.getLogger(__name__)
+
+RollReason = Literal["segment.bytes", "segment.ms", "tiering.lag.ms", "max.compaction.lag.ms", "asked for"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedWal:
+    """What recovery found: where to go on. With `failed` set the partition can be read, not written."""
+
+    checkpoint: WriterCheckpoint
+    end_offset: int
+    end_position: int
+    failed: str | None = None
+
+
+def roll_reason(
+    settings: TopicSettings, *, size_bytes: int, incoming_bytes: int, first_append_ms: int, now_ms: int
+) -> RollReason | None:
+    """Why a file that holds something must be rolled before more is appended, or None."""
+    if incoming_bytes and size_bytes + incoming_bytes > settings.segment_bytes:
+        return "segment.bytes"
+    age_ms = now_ms - first_append_ms
+    if age_ms >= settings.segment_ms:
+        return "segment.ms"
+    if age_ms >= settings.tiering_lag_ms:
+        return "tiering.lag.ms"
+    if settings.max_compaction_lag_ms is not None and age_ms >= settings.max_compaction_lag_ms:
+        return "max.compaction.lag.ms"
+    return None
+
+
+class PartitionWriter:
+    """Appends to one partition. Safe to use from several threads."""
+
+    def __init__(
+        self, folder: Path, opened: OpenedWal, *, settings: TopicSettings, sync: WalSync, clock: Clock
+    ) -> None:
+        self.settings = settings
+        self._folder = folder
+        self._sync_mode = sync.mode
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._checkpoint = opened.checkpoint
+        self._epoch = opened.checkpoint.epochs[-1][0]
+        self._end_offset = self._visible_offset = self._durable_offset = opened.end_offset
+        self._end_position = self._visible_position = self._durable_position = opened.end_position
+        self._first_append_ms = opened.checkpoint.active.opened_ms
+        self._failed = opened.failed
+        self._syncing = False
+        self._closed = False
+        # Files are opened by the first append, so that idle partitions cost no file descriptors.
+        self._fd: int | None = None
+        self._state_file: StateFile | None = None
+
+    @property
+    def end_offset(self) -> int:
+        """The offset that the next record gets."""
+        return self._end_offset
+
+    @property
+    def visible_end(self) -> int:
+        """The first offset that readers may not see yet."""
+        return self._visible_offset
+
+    @property
+    def epochs(self) -> tuple[tuple[int, int], ...]:
+        return self._checkpoint.epochs
+
+    @property
+    def failed(self) -> str | None:
+        """Why the partition refuses appends, or None."""
+        return self._failed
+
+    def append(self, data: bytes | memoryview, *, append_time_ms: int | None = None) -> int:
+        """Append one checked batch and wait until it may be acknowledged; the offset of its first record."""
+        base_offset, end_offset = self.stage(data, append_time_ms=append_time_ms)
+        self.settle(end_offset)
+        return base_offset
+
+    def stage(self, data: bytes | memoryview, *, append_time_ms: int | None = None) -> tuple[int, int]:
+        """Write one checked batch; its first offset and the end offset to `settle`."""
+        header = batch.read_header(data)
+        assert header is not None and header.record_count > 0
+        with self._changed:
+            self._check_writable()
+            now_ms = self._clock.now_ms()
+            if self._end_position and (
+                reason := roll_reason(
+                    self.settings,
+                    size_bytes=self._end_position,
+                    incoming_bytes=header.size_bytes,
+                    first_append_ms=self._first_append_ms,
+                    now_ms=now_ms,
+                )
+            ):
+                self._roll(reason, now_ms)
+            fd = self._opened()
+            base_offset = self._end_offset
+            placed = batch.place(
+                data, base_offset=base_offset, leader_epoch=self._epoch, append_time_ms=append_time_ms
+            )
+            try:
+                disk.write_all(fd, placed)
+            except OSError as error:
+                raise self._fail("write to", error) from error
+            reached("wal.written")
+            if self._end_position == 0:
+                self._first_append_ms = now_ms
+            self._end_offset += header.record_count
+            self._end_position += len(placed)
+            if self._sync_mode != "group":
+                self._show(self._end_offset, self._end_position)
+            return base_offset, self._end_offset
+
+    def settle(self, end_offset: int) -> None:
+        """Wait until everything before `end_offset` may be acknowledged under this `wal.sync`."""
+        if self._sync_mode == "group":
+            self._sync_up_to(end_offset)
+
+    def sync(self) -> None:
+        """Make everything that has been appended durable."""
+        self._sync_up_to(self._end_offset)
+
+    def roll(self) -> bool:
+        """Close the active file and go on in a new one; False if it is empty."""
+        with self._changed:
+            self._check_writable()
+            if self._end_position == 0:
+                return False
+            self._roll("asked for", self._clock.now_ms())
+            return True
+
+    def roll_if_due(self) -> bool:
+        """Roll if the active file has been open for longer than the settings allow."""
+        with self._changed:
+            self._check_writable()
+            now_ms = self._clock.now_ms()
+            if self._end_position == 0 or not (
+                reason := roll_reason(
+                    self.settings,
+                    size_bytes=self._end_position,
+                    incoming_bytes=0,
+                    first_append_ms=self._first_append_ms,
+                    now_ms=now_ms,
+                )
+            ):
+                return False
+            self._roll(reason, now_ms)
+            return True
+
+    def close(self) -> None:
+        """Sync, note that nothing is left to recover, and give the files back."""
+        with self._changed:
+            if self._closed:
+                return
+            self._wait_for_sync()
+            try:
+                if self._fd is not None and self._failed is None:
+                    self._sync_active()
+                    self._write_state(Phase.CLEAN, sync=True)
+                    reached("wal.closed")
+            except OSError as error:
+                raise self._fail("close", error) from error
+            finally:
+                self._closed = True
+                self._release()
+                self._changed.notify_all()
+
+    def _check_writable(self) -> None:
+        if self._closed:
+            raise ClosedError(f"The WAL in {self._folder} has been closed.")
+        if self._failed is not None:
+            raise WriteFailedError(self._failed)
+
+    def _opened(self) -> int:
+        if self._fd is None:
+            try:
+                fd = os.open(self._active_path(), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                self._state_file = StateFile(self._folder)
+            except OSError as error:
+                raise self._fail("open", error) from error
+            self._fd = fd
+            self._write_state(Phase.OPEN)
+        return self._fd
+
+    def _active_path(self) -> Path:
+        return self._folder / self._checkpoint.active.name
+
+    def _sync_up_to(self, end_offset: int) -> None:
+        with self._changed:
+            while True:
+                if self._durable_offset >= end_offset:
+                    return
+                self._check_writable()
+                if not self._syncing:
+                    break
+                self._changed.wait()
+            fd, target_offset, target_position = self._opened(), self._end_offset, self._end_position
+            self._syncing = True
+        error: OSError | None = None
+        try:
+            disk.sync_data(fd)
+            reached("wal.synced")
+        except OSError as caught:
+            error = caught
+        with self._changed:
+            self._syncing = False
+            if error is not None:
+                raise self._fail("sync", error) from error
+            self._durable_offset, self._durable_position = target_offset, target_position
+            self._show(max(self._visible_offset, target_offset), max(self._visible_position, target_position))
+
+    def _show(self, offset: int, position: int) -> None:
+        self._visible_offset, self._visible_position = offset, position
+        self._write_state(Phase.OPEN)
+        self._changed.notify_all()
+
+    def _sync_active(self) -> None:
+        if self._fd is not None and self._durable_offset < self._end_offset:
+            disk.sync_data(self._fd)
+            self._durable_offset, self._durable_position = self._end_offset, self._end_position
+            self._show(self._end_offset, self._end_position)
+
+    def _wait_for_sync(self) -> None:
+        while self._syncing:
+            self._changed.wait()
+
+    def _roll(self, reason: RollReason, now_ms: int) -> None:
+        self._wait_for_sync()
+        self._check_writable()
+        try:
+            self._sync_active()
+            reached("wal.roll.synced")
+        except OSError as error:
+            raise self._fail("sync", error) from error
+        old = self._checkpoint.active
+        new = WalFile(seq=old.seq + 1, first_offset=self._end_offset, opened_ms=now_ms)
+        try:
+            fd = create_file(self._folder, new)
+            reached("wal.roll.created")
+        except OSError as error:
+            # The active file is whole, and the new one is not named anywhere: the next append tries again.
+            raise WriteFailedError(
+                f"Can't start a new WAL file {self._folder / new.name}: {error.strerror or error}. "
+                f"Nothing was appended; free some space and try again."
+            ) from error
+        files = (*self._checkpoint.files[:-1], old.rolled(size_bytes=self._end_position, now_ms=now_ms), new)
+        if deleter := checkpoints.load_deleter(self._folder):
+            files = checkpoints.without_deleted(files, deleter)
+        try:
+            self._save(files)
+            reached("wal.roll.named")
+        except OSError as error:
+            os.close(fd)
+            raise self._fail("roll", error) from error
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = fd
+        if self._state_file is None:
+            self._state_file = StateFile(self._folder)
+        self._end_position = self._visible_position = self._durable_position = 0
+        self._first_append_ms = now_ms
+        self._write_state(Phase.OPEN)
+        logger.info(
+            "rolled %s at offset %d, %d bytes: %s",
+            self._folder / old.name,
+            self._end_offset,
+            files[-2].size_bytes,
+            reason,
+        )
+
+    def _save(self, files: tuple[WalFile, ...]) -> None:
+        damage = tuple(each for each in self._checkpoint.damage if each.seq >= files[0].seq)
+        saved = WriterCheckpoint(
+            topic_id=self._checkpoint.topic_id,
+            partition=self._checkpoint.partition,
+            files=files,
+            epochs=self._checkpoint.epochs,
+            damage=damage,
+        )
+        checkpoints.save_writer(self._folder, saved)
+        self._checkpoint = saved
+
+    def _write_state(self, phase: Phase, *, sync: bool = False) -> None:
+        assert self._state_file is not None
+        self._state_file.write(
+            WalState(
+                phase=phase,
+                seq=self._checkpoint.active.seq,
+                visible_offset=self._visible_offset,
+                visible_position=self._visible_position,
+                durable_offset=self._durable_offset,
+                durable_position=self._durable_position,
+            ),
+            sync=sync,
+        )
+
+    def _fail(self, action: str, error: OSError) -> WriteFailedError:
+        self._failed = (
+            f"Can't {action} the WAL file {self._active_path()}: {error.strerror or error}. "
+            f"The partition takes no more appends until it is reopened; what was acknowledged is kept."
+        )
+        logger.error("%s", self._failed)
+        try:
+            if self._state_file is not None:
+                self._write_state(Phase.FAILED)
+        except OSError:
+            # The disk refuses even a block that it has already given. A reopening then finds an unclean WAL
+            # and syncs it again, which is all that can be done.
+            logger.exception("could not mark %s as failed", self._folder)
+        self._changed.notify_all()
+        return WriteFailedError(self._failed)
+
+    def _release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        if self._state_file is not None:
+            self._state_file.close()
+            self._state_file = None
+
+
+def create_file(folder: Path, file: WalFile) -> int:
+    """Create an empty WAL file, synced with its name, open for appending."""
+    fd = os.open(
+        folder / file.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
+    )
+    try:
+        disk.fsync(fd)
+        disk.sync_folder(folder)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

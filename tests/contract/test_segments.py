@@ -1,0 +1,759 @@
+"""What every catalog and every storage must do: one suite, run over each of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+from tests.support.s3 import S3Server, s3_server
+from tests.support.segments import (
+    START_MS,
+    Place,
+    append,
+    bare,
+    local_place,
+    new_topic,
+    offsets_of,
+    postgres_binaries,
+    postgres_server,
+    records,
+    write_segment,
+)
+
+from lastword import steps
+from lastword.errors import (
+    ConflictError,
+    CorruptError,
+    InvalidTopicError,
+    StorageError,
+    TopicExistsError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
+from lastword.record import PAYLOAD_SCHEMA, TimestampType
+from lastword.segments.iceberg import IcebergCatalog, IcebergTable
+from lastword.segments.table import Collected, Positions, SegmentGoneError, retry_on_conflict
+
+FUTURE_MS = 2**50
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_uri() -> Iterator[str]:
+    binaries = postgres_binaries()
+    if binaries is None:
+        pytest.skip("no postgres server is installed (apt: postgresql)")
+    with postgres_server(binaries) as uri:
+        yield uri
+
+
+@pytest.fixture(params=["local", "s3", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = local_place(tmp_path)
+    if request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3")
+        place.root = f"{server.bucket}/{uuid4().hex}"
+        place.warehouse = f"s3://{place.root}"
+        place.properties |= server.properties
+        place.file_system = server.file_system()
+    elif request.param == "postgres":
+        place.properties["uri"] = request.getfixturevalue("postgres_uri")
+    yield place
+    if request.param == "postgres":
+        # The database outlives a test; what a test made must not be there in the next one.
+        catalog = place.open()
+        for name in catalog.list():
+            catalog.drop(name)
+    place.close()
+
+
+@pytest.fixture
+def catalog(place: Place) -> IcebergCatalog:
+    return place.open()
+
+
+@pytest.fixture
+def table(catalog: IcebergCatalog) -> IcebergTable:
+    return catalog.create(new_topic())
+
+
+class TestCatalog:
+    def test_a_created_topic_is_found_with_all_that_was_given(
+        self, place: Place, catalog: IcebergCatalog
+    ) -> None:
+        topic = replace(new_topic("orders", 3), config={"cleanup.policy": "compact", "retention.ms": "-1"})
+
+        created = catalog.create(topic)
+
+        loaded = place.open().load("orders")
+        for snapshot in (created.snapshot(), loaded.snapshot()):
+            assert snapshot.id is not None
+            assert snapshot.topic == topic
+            assert snapshot.positions == (Positions(),) * 3
+            assert snapshot.operation == "create"
+            assert snapshot.committed_ms == START_MS
+        assert loaded.location == f"{created.location}"
+        assert loaded.location.endswith(f"/default/orders/{topic.id.hex}")
+        assert loaded.plan(loaded.snapshot()) == []
+
+    def test_names_with_dots_dashes_and_underscores_are_kept_apart(self, catalog: IcebergCatalog) -> None:
+        names = ["a", "a-b", "a.b", "a.b.c", "a.b_c", "a_b", "a_b.c", "x.a"]
+        for name in names:
+            catalog.create(new_topic(name))
+
+        assert catalog.list() == sorted(names)
+        locations = {catalog.load(name).location for name in names}
+        assert len(locations) == len(names)
+        assert [catalog.load(name).snapshot().topic.name for name in names] == names
+
+    def test_a_name_that_is_taken_is_refused_and_leaves_nothing(
+        self, place: Place, catalog: IcebergCatalog
+    ) -> None:
+        table = catalog.create(new_topic("events"))
+        before = place.files()
+
+        with pytest.raises(TopicExistsError):
+            catalog.create(new_topic("events"))
+
+        assert place.files() == before
+        assert table.snapshot().operation == "create"
+
+    def test_a_name_that_is_taken_in_the_last_moment_is_refused_and_leaves_nothing(
+        self, place: Place, catalog: IcebergCatalog
+    ) -> None:
+        winner = new_topic("events")
+
+        def another_is_faster(step: str) -> None:
+            if step == "create.before":
+                steps.install(None)
+                place.open().create(winner)
+
+        steps.install(another_is_faster)
+        try:
+            with pytest.raises(TopicExistsError):
+                catalog.create(new_topic("events"))
+        finally:
+            steps.install(None)
+
+        assert catalog.load("events").snapshot().topic == winner
+        assert all(winner.id.hex in path for path in place.files())
+
+    def test_unknown_topics(self, catalog: IcebergCatalog) -> None:
+        with pytest.raises(UnknownTopicError):
+            catalog.load("nobody")
+        with pytest.raises(UnknownTopicError):
+            catalog.load("no.body")
+
+    def test_drop_leaves_nothing_of_the_topic_and_all_of_its_neighbours(
+        self, place: Place, catalog: IcebergCatalog
+    ) -> None:
+        neighbour, doomed = catalog.create(new_topic("foo-bar")), catalog.create(new_topic("foo"))
+        append(neighbour, 0)
+        append(doomed, 0)
+        of_neighbour = place.files(neighbour.location)
+
+        catalog.drop("foo")
+        catalog.drop("foo")
+
+        assert catalog.list() == ["foo-bar"]
+        assert place.files() == of_neighbour
+        with pytest.raises(UnknownTopicError):
+            doomed.snapshot()
+        assert offsets_of(neighbour, neighbour.snapshot()) == list(range(10))
+
+    def test_drop_removes_empty_folders(self, place: Place, catalog: IcebergCatalog) -> None:
+        if not isinstance(place.file_system, pafs.LocalFileSystem):
+            pytest.skip("object stores have no folders")
+        catalog.create(new_topic("ns.foo"))
+        catalog.drop("ns.foo")
+        assert not (Path(place.root) / "ns").exists()
+
+    @pytest.mark.parametrize(
+        "killed_at",
+        ["drop.noted", "drop.files.removed", "drop.entry.removed", "drop.tree.removed", "drop.done"],
+    )
+    def test_a_drop_that_was_killed_is_finished_later(
+        self, place: Place, catalog: IcebergCatalog, killed_at: str
+    ) -> None:
+        append(catalog.create(new_topic("foo")), 0)
+
+        class Killed(BaseException):
+            pass
+
+        def kill(step: str) -> None:
+            if step == killed_at:
+                raise Killed
+
+        steps.install(kill)
+        try:
+            with pytest.raises(Killed):
+                catalog.drop("foo")
+        finally:
+            steps.install(None)
+
+        reopened = place.open()
+        for name in reopened.list():
+            assert reopened.load(name).snapshot().topic.name == "foo"
+            reopened.drop(name)
+        assert reopened.list() == []
+        assert place.files() == []
+
+    def test_a_topic_created_again_shares_nothing_with_the_old_one(
+        self, place: Place, catalog: IcebergCatalog
+    ) -> None:
+        old = catalog.create(new_topic("foo"))
+        segment = append(old, 0)
+        catalog.drop("foo")
+        new = catalog.create(new_topic("foo"))
+
+        assert new.location != old.location
+        assert new.plan(new.snapshot()) == []
+        assert new.snapshot().positions[0] == Positions()
+        with pytest.raises(UnknownTopicError):
+            old.snapshot()
+        with pytest.raises(SegmentGoneError):
+            list(old.read(segment))
+
+
+class TestRecords:
+    def test_everything_comes_back_as_it_was(self, table: IcebergTable) -> None:
+        batch = records(
+            5,
+            6,
+            keys=[b"a", None, b"", b"\x00\xff", b"a", b"z"],
+            values=[b"1", b"no key", b"empty key", None, b"", b"x" * 100_000],
+            timestamps_ms=[START_MS, START_MS - 5, START_MS, START_MS, START_MS + 9, START_MS],
+            types=[
+                TimestampType.CREATE,
+                TimestampType.LOG_APPEND,
+                TimestampType.NONE,
+                TimestampType.CREATE,
+                TimestampType.NONE,
+                TimestampType.CREATE,
+            ],
+            headers=[None, [("h", b"1"), ("h", None), ("", b"")], [], None, None, [("é", b"\xff")]],
+        )
+
+        segment = write_segment(table, batch, partition=1)
+
+        (read,) = table.read(segment)
+        assert read.schema.equals(PAYLOAD_SCHEMA)
+        expected = batch.to_pydict()
+        expected["timestamp"][2] = expected["timestamp"][4] = None
+        assert read.to_pydict() == expected
+        assert (segment.partition, segment.first_offset, segment.last_offset) == (1, 5, 10)
+        assert (segment.records, segment.null_keys, segment.null_values) == (6, 1, 1)
+        assert (segment.min_timestamp_ms, segment.max_timestamp_ms) == (START_MS - 5, START_MS + 9)
+
+    def test_columns_and_a_first_offset(self, table: IcebergTable) -> None:
+        segment = write_segment(table, records(100, 50_000))
+
+        batches = list(table.read(segment, columns=["key", "timestamp"], from_offset=40_000))
+
+        assert sum(batch.num_rows for batch in batches) == 10_100
+        assert all(
+            batch.schema.equals(pa.schema([PAYLOAD_SCHEMA.field("key"), PAYLOAD_SCHEMA.field("timestamp")]))
+            for batch in batches
+        )
+        assert batches[0].column("key")[0].as_py() == b"key-%d" % (40_000 % 7)
+        (only,) = table.read(segment, columns=["offset"], from_offset=50_099)
+        assert only.to_pydict() == {"offset": [50_099]}
+        assert list(table.read(segment, from_offset=50_100)) == []
+        assert sum(batch.num_rows for batch in table.read(segment, from_offset=3)) == 50_000
+
+    def test_row_groups_bound_memory(self, table: IcebergTable) -> None:
+        big = [b"x" * (30 << 20)] * 5
+        segment = write_segment(table, records(0, 5, values=big))
+        rows = [batch.num_rows for batch in table.read(segment)]
+        assert sum(rows) == 5
+        assert max(rows) == 2
+
+    def test_a_segment_in_the_table_says_what_its_writer_said(
+        self, place: Place, table: IcebergTable
+    ) -> None:
+        batch = records(0, 4, keys=[b"a", None, None, b"b"], values=[None, None, b"", b"x"])
+        written = write_segment(table, batch)
+        table.append(table.snapshot(), [written], {}, operation="seal")
+
+        fresh = place.open().load("events")
+
+        assert fresh.plan(fresh.snapshot()) == [written]
+        assert (written.null_keys, written.null_values) == (2, 2)
+        assert written.size_bytes == len(place.read_bytes(written.path))
+
+    def test_a_writer_that_wrote_nothing_makes_no_file(self, place: Place, table: IcebergTable) -> None:
+        before = place.files()
+        with table.writer(0, 0, "job") as writer:
+            writer.write(records(0, 0))
+            assert writer.close() is None
+        assert place.files() == before
+
+    def test_an_abandoned_writer_leaves_no_file(self, place: Place, table: IcebergTable) -> None:
+        before = place.files()
+        with pytest.raises(ZeroDivisionError), table.writer(0, 0, "job") as writer:
+            writer.write(records(0, 40_000))
+            raise ZeroDivisionError
+        assert place.files() == before
+
+    @pytest.mark.parametrize("second", [records(9, 1), records(3, 1)])
+    def test_offsets_must_rise(self, table: IcebergTable, second: pa.RecordBatch) -> None:
+        with pytest.raises(ValueError, match="must rise"), table.writer(0, 0, "job") as writer:
+            writer.write(records(0, 10))
+            writer.write(second)
+
+    def test_timestamps_must_be_filled_in(self, table: IcebergTable) -> None:
+        batch = records(0, 2)
+        missing = batch.set_column(1, PAYLOAD_SCHEMA.field(1), pa.nulls(2, PAYLOAD_SCHEMA.field(1).type))
+        with pytest.raises(ValueError, match="timestamp"), table.writer(0, 0, "job") as writer:
+            writer.write(missing)
+
+    def test_a_segment_that_is_gone(self, place: Place, table: IcebergTable) -> None:
+        segment = append(table, 0)
+        place.remove_file(segment.path)
+        with pytest.raises(SegmentGoneError, match=segment.path):
+            list(table.read(segment))
+
+    @pytest.mark.parametrize("keep", [0, 1, 100, -1])
+    def test_a_truncated_segment_is_corrupt(self, place: Place, table: IcebergTable, keep: int) -> None:
+        segment = append(table, 0, 1000)
+        place.write_bytes(segment.path, place.read_bytes(segment.path)[:keep])
+        with pytest.raises(CorruptError) as caught:
+            list(table.read(segment))
+        assert caught.value.path == segment.path
+        assert segment.path in str(caught.value)
+
+    def test_a_flipped_bit_is_found_wherever_it_is(self, place: Place, table: IcebergTable) -> None:
+        values = [bytes([byte % 251 for byte in range(i, i + 40)]) for i in range(200)]
+        segment = write_segment(table, records(0, 200, values=values))
+        whole = place.read_bytes(segment.path)
+        expected = pa.Table.from_batches(table.read(segment))
+        found = 0
+        for at in range(4, len(whole), max(1, len(whole) // 60)):
+            damaged = bytearray(whole)
+            damaged[at] ^= 0x10
+            place.write_bytes(segment.path, bytes(damaged))
+            try:
+                # Bytes that no reader of records looks at (names, sizes for other tools) may differ.
+                assert pa.Table.from_batches(table.read(segment)).equals(expected)
+            except CorruptError as error:
+                assert error.path == segment.path
+                found += 1
+        assert found > 20
+
+
+class TestCommits:
+    def test_append_moves_positions_and_files_together(self, place: Place, table: IcebergTable) -> None:
+        segment = write_segment(table, records(0))
+        before = table.snapshot()
+        place.clock.now += 5
+        positions = Positions(log_start=2, first_dirty=3, sealed_end=10, epochs=((0, 0), (2, 7)))
+
+        after = table.append(
+            before, [segment], {1: positions}, operation="seal", details={"files": "wal.1.log"}
+        )
+
+        assert after.parent_id == before.id
+        assert (after.operation, dict(after.details)) == ("seal", {"files": "wal.1.log"})
+        assert after.committed_ms == START_MS + 5
+        assert after.positions == (Positions(), positions)
+        fresh = place.open().load("events")
+        assert fresh.snapshot() == table.snapshot() == after
+        assert fresh.plan(after) == table.plan(after) == [segment]
+        assert table.plan(before) == []
+
+    def test_plan_by_partition_and_offset(self, place: Place, table: IcebergTable) -> None:
+        zero = [append(table, first) for first in (0, 10, 30)]
+        one = append(table, 5, partition=1)
+
+        for each in (table, place.open().load("events")):
+            now = each.snapshot()
+            assert each.plan(now) == [*zero, one]
+            assert each.plan(now, 0, 9) == zero
+            assert each.plan(now, 0, 10) == zero[1:]
+            assert each.plan(now, 0, 25) == zero[2:]
+            assert each.plan(now, 0, 40) == []
+            assert each.plan(now, from_offset=12) == [*zero[1:], one]
+            assert each.plan(now, 7) == []
+
+    def test_replace_swaps_exactly_the_named_segments(self, place: Place, table: IcebergTable) -> None:
+        old = [append(table, first) for first in (0, 10, 20)]
+        other = append(table, 0, partition=1)
+        before = table.snapshot()
+        merged = write_segment(table, records(3, 12), job_id="compaction-7")
+
+        after = table.replace(
+            before, old[:2], [merged], {0: Positions(first_dirty=20, sealed_end=30)}, operation="compact"
+        )
+
+        for each in (table, place.open().load("events")):
+            assert each.plan(after) == [merged, old[2], other]
+            assert each.plan(before) == [*old, other]
+        assert after.positions[0] == Positions(first_dirty=20, sealed_end=30)
+        emptied = table.replace(after, [merged, old[2], other], [], {}, operation="delete")
+        assert place.open().load("events").plan(emptied) == []
+        assert emptied.positions == after.positions
+
+    def test_every_summary_has_all_positions(self, place: Place, table: IcebergTable) -> None:
+        expected = [table.snapshot().positions]
+        for first in (0, 10, 20):
+            append(table, first, partition=first // 10 % 2)
+            expected.append(table.snapshot().positions)
+        table.alter(table.snapshot(), config={"a": "b"})
+        expected.append(expected[-1])
+
+        history = place.open().load("events").history()
+
+        assert [each.positions for each in history] == expected
+        assert [each.operation for each in history] == ["create", "seal", "seal", "seal", "alter"]
+        for each in history:
+            assert each.id is not None
+            assert table.snapshot(each.id) == each
+
+    def test_many_commits_merge_manifests_and_keep_every_segment(
+        self, place: Place, table: IcebergTable
+    ) -> None:
+        segments = [append(table, first) for first in range(0, 200, 10)]
+        now = table.snapshot()
+        assert place.open().load("events").plan(now) == segments
+        metadata = [path for path in place.files(table.location) if path.endswith(".metadata.json")]
+        assert len(metadata) <= 11
+
+    def test_alter(self, place: Place, table: IcebergTable) -> None:
+        append(table, 0)
+        first = table.alter(table.snapshot(), config={"retention.ms": "5", "cleanup.policy": "compact"})
+        second = table.alter(first, partitions=4)
+        third = table.alter(second, config={"retention.ms": "6"})
+        fourth = table.alter(third, deleted=True)
+
+        for each in (fourth, place.open().load("events").snapshot()):
+            assert dict(each.topic.config) == {"retention.ms": "6"}
+            assert (each.topic.partitions, each.topic.deleted) == (4, True)
+            assert each.positions == (Positions(sealed_end=10), *(Positions(),) * 3)
+        assert "events" in place.open().list()
+        assert len({first.id, second.id, third.id, fourth.id}) == 4
+        with pytest.raises(InvalidTopicError):
+            table.alter(fourth, partitions=3)
+
+    def test_positions_never_move_down(self, table: IcebergTable) -> None:
+        top = Positions(log_start=5, first_dirty=6, sealed_end=7, epochs=((3, 1),))
+        now = table.append(table.snapshot(), [], {0: top}, operation="x")
+        for lower in (
+            replace(top, log_start=4),
+            replace(top, first_dirty=5),
+            replace(top, sealed_end=6),
+            replace(top, epochs=((2, 1),)),
+            replace(top, epochs=()),
+        ):
+            with pytest.raises(ValueError, match="move down"):
+                table.append(now, [], {0: lower}, operation="x")
+        assert table.snapshot() == now
+
+    def test_partitions_that_are_not_there(self, table: IcebergTable) -> None:
+        now = table.snapshot()
+        with pytest.raises(UnknownPartitionError):
+            table.append(now, [], {2: Positions(sealed_end=1)}, operation="x")
+        segment = write_segment(table, records(0), partition=2)
+        with pytest.raises(UnknownPartitionError):
+            table.append(now, [segment], {}, operation="x")
+
+    def test_segments_may_not_overlap(self, table: IcebergTable) -> None:
+        append(table, 0)
+        now = table.snapshot()
+        with pytest.raises(StorageError, match="overlap"):
+            table.append(now, [write_segment(table, records(9))], {}, operation="seal")
+        assert table.snapshot() == now
+
+
+class TestConflicts:
+    """`stale` looks at the table; `other` commits; what `stale` had planned must not come through."""
+
+    @pytest.fixture
+    def other(self, place: Place, table: IcebergTable) -> IcebergTable:
+        append(table, 0)
+        return place.open().load("events")
+
+    def test_append_after_append(self, table: IcebergTable, other: IcebergTable) -> None:
+        base = table.snapshot()
+        mine = write_segment(table, records(10))
+        append(other, 10)
+
+        with pytest.raises(ConflictError):
+            table.append(base, [mine], {0: Positions(sealed_end=20)}, operation="seal")
+
+        assert offsets_of(table, table.snapshot()) == list(range(20))
+
+    def test_positions_after_positions(self, table: IcebergTable, other: IcebergTable) -> None:
+        base = table.snapshot()
+        other.append(other.snapshot(), [], {0: Positions(log_start=9, sealed_end=10)}, operation="x")
+
+        with pytest.raises(ConflictError):
+            table.append(base, [], {0: Positions(log_start=5, sealed_end=10)}, operation="x")
+
+        assert table.snapshot().positions[0].log_start == 9
+
+    def test_alter_after_append_and_append_after_alter(
+        self, table: IcebergTable, other: IcebergTable
+    ) -> None:
+        base = table.snapshot()
+        append(other, 10)
+        with pytest.raises(ConflictError):
+            table.alter(base, config={"a": "b"})
+        assert dict(table.snapshot().topic.config) == {}
+
+        base = table.snapshot()
+        other.alter(other.snapshot(), config={"a": "c"})
+        with pytest.raises(ConflictError):
+            table.append(base, [], {0: Positions(sealed_end=30)}, operation="x")
+        assert table.snapshot().positions[0].sealed_end == 20
+
+    def test_replace_after_an_append_elsewhere(self, table: IcebergTable, other: IcebergTable) -> None:
+        base = table.snapshot()
+        append(other, 0, partition=1)
+
+        with pytest.raises(ConflictError):
+            table.replace(base, table.plan(base), [], {}, operation="compact")
+
+        # Nothing it planned with has changed, so the next try goes through.
+        fresh = table.snapshot()
+        table.replace(fresh, table.plan(base), [], {}, operation="compact")
+        assert [each.partition for each in table.plan(table.snapshot())] == [1]
+
+    def test_the_catalog_checks_too(self, place: Place, table: IcebergTable, other: IcebergTable) -> None:
+        """The other commit comes after our last look at the table."""
+        base = table.snapshot()
+        mine = write_segment(table, records(10))
+
+        def another_is_faster(step: str) -> None:
+            if step == "commit.before":
+                steps.install(None)
+                append(other, 10)
+
+        steps.install(another_is_faster)
+        try:
+            with pytest.raises(ConflictError):
+                table.append(base, [mine], {0: Positions(sealed_end=20)}, operation="seal")
+        finally:
+            steps.install(None)
+        assert offsets_of(table, table.snapshot()) == list(range(20))
+        assert [each.operation for each in table.history()] == ["create", "seal", "seal"]
+
+    def test_a_replaced_segment_is_gone(self, table: IcebergTable, other: IcebergTable) -> None:
+        (old,) = table.plan(table.snapshot())
+        other.replace(other.snapshot(), [old], [], {}, operation="delete")
+        with pytest.raises(ConflictError, match="no longer"):
+            table.replace(
+                table.snapshot(), [old], [write_segment(table, records(1))], {}, operation="compact"
+            )
+        assert table.plan(table.snapshot()) == []
+
+    def test_retry_on_conflict_ends_with_one_commit(self, table: IcebergTable, other: IcebergTable) -> None:
+        tries = []
+
+        def attempt() -> None:
+            base = table.snapshot()
+            if not tries:
+                append(other, 10)
+            tries.append(base)
+            table.append(base, [], {1: Positions(sealed_end=1)}, operation="x")
+
+        retry_on_conflict(attempt)
+
+        assert len(tries) == 2
+        assert table.snapshot().positions == (Positions(sealed_end=20), Positions(sealed_end=1))
+
+
+class LostAnswerError(OSError):
+    """The connection broke: nobody knows what the other side did."""
+
+
+class TestUnknownOutcome:
+    @pytest.mark.parametrize("error", [LostAnswerError("lost"), CommitFailedException("said twice")])
+    def test_a_commit_that_was_made_counts_as_made(
+        self,
+        catalog: IcebergCatalog,
+        table: IcebergTable,
+        monkeypatch: pytest.MonkeyPatch,
+        error: Exception,
+    ) -> None:
+        commit_table = catalog._catalog.commit_table
+
+        def lose_the_answer(*args: Any) -> None:
+            commit_table(*args)
+            raise error
+
+        segment = write_segment(table, records(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(catalog._catalog, "commit_table", lose_the_answer)
+            after = table.append(table.snapshot(), [segment], {0: Positions(sealed_end=10)}, operation="seal")
+
+        assert table.snapshot() == after
+        assert after.positions[0].sealed_end == 10
+        assert offsets_of(table, after) == list(range(10))
+        append(table, 10)
+        assert offsets_of(table, table.snapshot()) == list(range(20))
+
+    def test_a_commit_that_was_not_made_can_be_tried_again(
+        self, place: Place, catalog: IcebergCatalog, table: IcebergTable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def never_arrive(*args: Any) -> None:
+            raise LostAnswerError("lost")
+
+        segment = write_segment(table, records(0))
+        base = table.snapshot()
+        with monkeypatch.context() as patch:
+            patch.setattr(catalog._catalog, "commit_table", never_arrive)
+            with pytest.raises(StorageError):
+                table.append(base, [segment], {0: Positions(sealed_end=10)}, operation="seal")
+
+        assert table.snapshot() == base
+        assert bare(segment.path) in place.files()
+        table.append(base, [segment], {0: Positions(sealed_end=10)}, operation="seal")
+        assert offsets_of(table, table.snapshot()) == list(range(10))
+
+    def test_a_topic_that_was_created_counts_as_created(
+        self, catalog: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        commit_table = catalog._catalog.commit_table
+
+        def lose_the_answer(*args: Any) -> None:
+            commit_table(*args)
+            raise LostAnswerError("lost")
+
+        topic = new_topic("orders")
+        with monkeypatch.context() as patch:
+            patch.setattr(catalog._catalog, "commit_table", lose_the_answer)
+            table = catalog.create(topic)
+        assert table.snapshot().topic == topic
+
+
+class TestExpiry:
+    def test_expire_keeps_the_current_one_and_those_asked_for(
+        self, place: Place, table: IcebergTable
+    ) -> None:
+        for first in (0, 10, 20, 30):
+            place.clock.now += 1000
+            append(table, first)
+        oldest, second, third, fourth, last = (each.id for each in table.history())
+        assert oldest is not None
+        assert second is not None
+        files = place.files(table.location)
+
+        gone = table.expire(before_ms=START_MS + 3000, keep=[second])
+
+        assert sorted(gone) == sorted([oldest, third])
+        fresh = place.open().load("events")
+        assert [each.id for each in fresh.history()] == [second, fourth, last]
+        assert fresh.snapshot().id == last
+        assert fresh.plan(fresh.snapshot(second)) == table.plan(table.snapshot(second))
+        with pytest.raises(SegmentGoneError):
+            fresh.snapshot(oldest)
+        assert {path for path in files if path.endswith(".parquet")} <= set(place.files(table.location))
+        assert sorted(table.expire(before_ms=FUTURE_MS)) == sorted([second, fourth])
+        assert table.expire(before_ms=FUTURE_MS) == []
+        assert offsets_of(fresh, fresh.snapshot()) == list(range(40))
+
+    def test_an_expiry_is_no_conflict_for_a_commit_planned_before_it(self, table: IcebergTable) -> None:
+        append(table, 0)
+        base = table.snapshot()
+        table.expire(before_ms=FUTURE_MS)
+        table.append(
+            base, [write_segment(table, records(10))], {0: Positions(sealed_end=20)}, operation="seal"
+        )
+        assert offsets_of(table, table.snapshot()) == list(range(20))
+
+
+class TestCollection:
+    def test_only_what_nobody_names_goes(self, place: Place, table: IcebergTable) -> None:
+        old = [append(table, 0), append(table, 10)]
+        before = table.snapshot()
+        new = write_segment(table, records(0, 20))
+        table.replace(before, old, [new], {}, operation="compact")
+        orphan = write_segment(table, records(50), job_id="crashed-job")
+
+        first = table.collect(older_than_ms=FUTURE_MS)
+
+        assert orphan.path in first.files
+        assert first.size_bytes >= orphan.size_bytes
+        fresh = place.open().load("events")
+        for snapshot in fresh.history():
+            assert offsets_of(fresh, snapshot) == list(range(snapshot.positions[0].sealed_end))
+
+        table.expire(before_ms=FUTURE_MS)
+        second = table.collect(older_than_ms=FUTURE_MS)
+
+        assert {each.path for each in old} <= set(second.files)
+        left = place.files(table.location)
+        assert [path for path in left if path.endswith(".parquet")] == [bare(new.path)]
+        assert not [bare(path) for path in second.files if bare(path) in left]
+        fresh = place.open().load("events")
+        assert offsets_of(fresh, fresh.snapshot()) == list(range(20))
+        append(fresh, 20)
+        assert offsets_of(fresh, fresh.snapshot()) == list(range(30))
+        assert fresh.collect(older_than_ms=START_MS).files == ()
+
+    def test_young_files_and_files_of_live_jobs_stay(self, place: Place, table: IcebergTable) -> None:
+        live = write_segment(table, records(0), job_id="seal-a-1")
+        dead = write_segment(table, records(0), job_id="seal-a")
+        written_ms = int(time.time() * 1000)
+
+        assert table.collect(older_than_ms=written_ms - 3_600_000) == Collected()
+        collected = table.collect(older_than_ms=FUTURE_MS, live_jobs={"seal-a-1"})
+
+        assert collected.files == (dead.path,)
+        assert bare(live.path) in place.files(table.location)
+
+    def test_a_dry_run_tells_and_changes_nothing(self, place: Place, table: IcebergTable) -> None:
+        append(table, 0)
+        orphan = write_segment(table, records(50))
+        before = place.files()
+
+        told = table.collect(older_than_ms=FUTURE_MS, dry_run=True)
+
+        assert place.files() == before
+        assert told.files == (orphan.path,)
+        assert told.size_bytes == orphan.size_bytes
+        assert table.collect(older_than_ms=FUTURE_MS) == told
+
+    def test_a_commit_during_the_collection_keeps_its_files(self, place: Place, table: IcebergTable) -> None:
+        orphan = write_segment(table, records(500))
+        planned = write_segment(table, records(0))
+        refresh = table._refresh
+        other = place.open().load("events")
+
+        def commit_first() -> Any:
+            other.append(other.snapshot(), [planned], {0: Positions(sealed_end=10)}, operation="seal")
+            return refresh()
+
+        table._refresh = commit_first  # type: ignore[method-assign]
+        collected = table.collect(older_than_ms=FUTURE_MS)
+
+        assert orphan.path in collected.files
+        assert offsets_of(other, other.snapshot()) == list(range(10))
+
+    def test_neighbours_with_a_longer_name_are_not_touched(
+        self, place: Place, catalog: IcebergCatalog
+    ) -> None:
+        table, neighbour = catalog.create(new_topic("foo")), catalog.create(new_topic("foo-bar"))
+        orphan = write_segment(neighbour, records(0))
+        beside = f"{table.location}-bar"
+        if isinstance(place.file_system, pafs.LocalFileSystem):
+            Path(bare(beside)).mkdir()
+        place.write_bytes(f"{beside}/x.parquet", b"not of this table")
+
+        assert table.collect(older_than_ms=FUTURE_MS).files == ()
+        catalog.drop("foo")
+
+        assert {bare(orphan.path), bare(f"{beside}/x.parquet")} <= set(place.files())

@@ -1,0 +1,199 @@
+"""What tests of sealed segments share: records, catalogs on every kind of storage, a PostgreSQL server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from lastword.record import PAYLOAD_SCHEMA, TimestampType
+from lastword.segments.iceberg import IcebergCatalog, IcebergTable
+from lastword.segments.table import Positions, Segment, Snapshot, TopicInfo
+
+START_MS = 1_700_000_000_000
+
+
+class ManualClock:
+    """Time stands still until it is moved."""
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        self.now = now_ms
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        self.now += int(duration_ms)
+
+
+@dataclass(kw_only=True)
+class Place:
+    """A catalog's properties and a warehouse that nobody else uses."""
+
+    properties: dict[str, str]
+    warehouse: str
+    file_system: pafs.FileSystem
+    root: str
+    clock: ManualClock = field(default_factory=ManualClock)
+    opened: list[IcebergCatalog] = field(default_factory=list)
+
+    def open(self) -> IcebergCatalog:
+        catalog = IcebergCatalog.open(properties=self.properties, warehouse=self.warehouse, clock=self.clock)
+        self.opened.append(catalog)
+        return catalog
+
+    def close(self) -> None:
+        for catalog in self.opened:
+            catalog.close()
+
+    def files(self, below: str = "") -> list[str]:
+        """All files of the warehouse, or those below a place in it (a URI), as bare paths."""
+        root = bare(below) if below else self.root
+        found = self.file_system.get_file_info(pafs.FileSelector(root, allow_not_found=True, recursive=True))
+        return sorted(info.path for info in found if info.type == pafs.FileType.File)
+
+    def remove_file(self, uri: str) -> None:
+        self.file_system.delete_file(bare(uri))
+
+    def read_bytes(self, uri: str) -> bytes:
+        with self.file_system.open_input_file(bare(uri)) as stream:
+            return bytes(stream.read())
+
+    def write_bytes(self, uri: str, data: bytes) -> None:
+        with self.file_system.open_output_stream(bare(uri)) as stream:
+            stream.write(data)
+
+
+def bare(uri: str) -> str:
+    return uri.split("://", 1)[-1]
+
+
+def local_place(folder: Path) -> Place:
+    warehouse = folder / "warehouse"
+    warehouse.mkdir(parents=True)
+    return Place(
+        properties={"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"},
+        warehouse=str(warehouse),
+        file_system=pafs.LocalFileSystem(),
+        root=str(warehouse),
+    )
+
+
+def new_topic(name: str = "events", partitions: int = 2, **config: str) -> TopicInfo:
+    return TopicInfo(name=name, id=uuid4(), partitions=partitions, config=config)
+
+
+def records(
+    first: int,
+    count: int = 10,
+    *,
+    keys: Sequence[bytes | None] | None = None,
+    values: Sequence[bytes | None] | None = None,
+    timestamps_ms: Sequence[int] | None = None,
+    types: Sequence[TimestampType] | None = None,
+    headers: Sequence[list[tuple[str, bytes | None]] | None] | None = None,
+) -> pa.RecordBatch:
+    """Records with offsets from `first` on, as a writer wants them."""
+    offsets = range(first, first + count)
+    stamps = timestamps_ms or [START_MS + offset for offset in offsets]
+    rows = {
+        "offset": list(offsets),
+        "timestamp": [stamp * 1000 for stamp in stamps],
+        "timestamp_type": [int(each) for each in types or [TimestampType.CREATE] * count],
+        "key": keys or [b"key-%d" % (offset % 7) for offset in offsets],
+        "value": values or [b"value-%d" % offset for offset in offsets],
+        "headers": [
+            None if each is None else [{"key": key, "value": value} for key, value in each]
+            for each in headers or [None] * count
+        ],
+    }
+    arrays = [
+        pa.array(rows[column.name], pa.int64()).cast(column.type)
+        if column.name == "timestamp"
+        else pa.array(rows[column.name], column.type)
+        for column in PAYLOAD_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA)
+
+
+def write_segment(
+    table: IcebergTable,
+    batch: pa.RecordBatch,
+    *,
+    partition: int = 0,
+    job_id: str = "job-1",
+) -> Segment:
+    with table.writer(partition, batch.column("offset")[0].as_py(), job_id) as writer:
+        writer.write(batch)
+        segment = writer.close()
+    assert segment is not None
+    return segment
+
+
+def append(table: IcebergTable, first: int, count: int = 10, *, partition: int = 0) -> Segment:
+    """Seal records of a partition, as the uploader does."""
+    segment = write_segment(table, records(first, count), partition=partition)
+    table.append(
+        table.snapshot(),
+        [segment],
+        {partition: Positions(sealed_end=first + count)},
+        operation="seal",
+    )
+    return segment
+
+
+def offsets_of(table: IcebergTable, snapshot: Snapshot, partition: int = 0) -> list[int]:
+    return [
+        offset
+        for segment in table.plan(snapshot, partition)
+        for batch in table.read(segment, columns=["offset"])
+        for offset in batch.column(0).to_pylist()
+    ]
+
+
+def postgres_binaries() -> Path | None:
+    """The folder with `postgres` and `initdb`, if they are installed."""
+    found = shutil.which("postgres")
+    candidates = [Path(found).resolve().parent] if found else []
+    candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((each for each in candidates if (each / "initdb").exists()), None)
+
+
+@contextmanager
+def postgres_server(binaries: Path) -> Iterator[str]:
+    """Run a server that listens on a socket in a folder of its own; yields its SQLAlchemy URI."""
+    # PostgreSQL refuses to run as root.
+    user = "postgres" if os.geteuid() == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="lastword-pg-"))
+    if user:
+        shutil.chown(folder, user)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "user": user, "cwd": folder}
+    subprocess.run(
+        [binaries / "initdb", "-D", folder / "data", "-U", "lastword", "-A", "trust", "-N"],
+        check=True,
+        **quiet,
+    )
+    options = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
+    process = subprocess.Popen([binaries / "postgres", "-D", folder / "data", *options], **quiet)
+    try:
+        deadline = time.monotonic() + 60
+        ready = [binaries / "pg_isready", "-h", folder, "-U", "lastword"]
+        while subprocess.run(ready, **quiet).returncode != 0:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("PostgreSQL did not start")
+            time.sleep(0.05)
+        yield f"postgresql+psycopg2://lastword@/postgres?host={folder}"
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
