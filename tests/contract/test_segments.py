@@ -39,7 +39,8 @@ from lastword.errors import (
     UnknownTopicError,
 )
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
-from lastword.segments.iceberg import IcebergCatalog, IcebergTable
+from lastword.segments.iceberg import IcebergCatalog
+from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.table import Collected, Positions, SegmentGoneError, retry_on_conflict
 
 FUTURE_MS = 2**50
@@ -637,6 +638,60 @@ class TestUnknownOutcome:
             patch.setattr(catalog._catalog, "commit_table", lose_the_answer)
             table = catalog.create(topic)
         assert table.snapshot().topic == topic
+
+
+class TestDamagedMetadata:
+    def test_a_metadata_file_that_was_removed_before_it_was_read_is_looked_up_again(
+        self, catalog: IcebergCatalog, table: IcebergTable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        load_table = catalog._catalog.load_table
+        calls = []
+
+        def gone_at_first(*args: Any) -> Any:
+            calls.append(args)
+            if len(calls) < 3:
+                raise FileNotFoundError("00001.metadata.json")
+            return load_table(*args)
+
+        monkeypatch.setattr(catalog._catalog, "load_table", gone_at_first)
+        assert catalog.load("events").snapshot() == table.snapshot()
+
+    @pytest.mark.parametrize("ending", [".metadata.json", "-m0.avro", "snap-"])
+    @pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
+    def test_it_is_named(self, place: Place, table: IcebergTable, ending: str, damage: str) -> None:
+        append(table, 0)
+        current = table._table.metadata_location
+        candidates = [path for path in place.files(table.location) if ending in path]
+        (damaged,) = [bare(current)] if ending == ".metadata.json" else candidates[-1:]
+        if ending == "snap-":
+            (damaged,) = [path for path in candidates if str(table.snapshot().id) in path]
+        whole = place.read_bytes(damaged)
+        noise = bytes(byte ^ 0x55 for byte in whole)
+        if damage == "missing":
+            place.remove_file(damaged)
+        else:
+            place.write_bytes(
+                damaged, {"empty": b"", "half": whole[: len(whole) // 2], "noise": noise}[damage]
+            )
+
+        def look() -> None:
+            fresh = place.open().load("events")
+            fresh.plan(fresh.snapshot())
+
+        if damage == "missing" and ending != ".metadata.json":
+            with pytest.raises(SegmentGoneError, match=damaged):
+                look()
+        else:
+            with pytest.raises(CorruptError) as caught:
+                look()
+            assert bare(caught.value.path) == damaged
+        orphan = write_segment(table, records(50))
+        if ending != ".metadata.json":
+            with pytest.raises((CorruptError, SegmentGoneError)):
+                table.collect(older_than_ms=FUTURE_MS)
+            assert bare(orphan.path) in place.files()
+        # So that the catalog can be cleaned up.
+        place.write_bytes(damaged, whole)
 
 
 class TestExpiry:

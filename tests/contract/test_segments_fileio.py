@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ class SyncLog:
 
         def logged(fd: int) -> None:
             path = str(Path(f"/proc/self/fd/{fd}").readlink())
-            self.size = os.fstat(fd).st_size
             fsync(fd)
             self.paths.append(path)
 
@@ -93,8 +91,8 @@ def test_all_is_synced_before_the_pointer_moves(place: Place, monkeypatch: pytes
 def test_a_data_file_is_synced_when_its_writer_is_closed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = place.open().create(new_topic())
     log = SyncLog(monkeypatch)
+    table = place.open().create(new_topic())
     segment = write_segment(table, records(0))
     log.assert_lasting(bare(segment.path))
     assert segment.size_bytes == Path(bare(segment.path)).stat().st_size

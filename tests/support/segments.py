@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
-from lastword.segments.iceberg import IcebergCatalog, IcebergTable
-from lastword.segments.table import Positions, Segment, Snapshot, TopicInfo
+from lastword.segments.iceberg import IcebergCatalog, sqlite_properties
+from lastword.segments.iceberg_table import IcebergTable
+from lastword.segments.table import Segment, Snapshot, TopicInfo
 
 START_MS = 1_700_000_000_000
 
@@ -82,7 +83,7 @@ def local_place(folder: Path) -> Place:
     warehouse = folder / "warehouse"
     warehouse.mkdir(parents=True)
     return Place(
-        properties={"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"},
+        properties=sqlite_properties(folder / "catalog.db"),
         warehouse=str(warehouse),
         file_system=pafs.LocalFileSystem(),
         root=str(warehouse),
@@ -143,12 +144,9 @@ def write_segment(
 def append(table: IcebergTable, first: int, count: int = 10, *, partition: int = 0) -> Segment:
     """Seal records of a partition, as the uploader does."""
     segment = write_segment(table, records(first, count), partition=partition)
-    table.append(
-        table.snapshot(),
-        [segment],
-        {partition: Positions(sealed_end=first + count)},
-        operation="seal",
-    )
+    base = table.snapshot()
+    sealed = replace(base.positions[partition], sealed_end=first + count)
+    table.append(base, [segment], {partition: sealed}, operation="seal")
     return segment
 
 

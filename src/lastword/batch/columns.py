@@ -20,25 +20,36 @@ def binary_column(array: pa.Array) -> Column:
 
     validity, offsets, data = array.buffers()
     return _compiled.Column(
-        _offsets(offsets, array), _bytes(data), _bytes(validity if array.null_count else None), array.offset
+        _offsets(offsets, len(array), array.offset),
+        _bytes(data),
+        _bytes(validity if array.null_count else None),
+        array.offset,
     )
 
 
-def list_ranges(lists: pa.Array) -> Column:
-    """Where the items of a list column's rows begin and end."""
+def header_columns(headers: pa.Array | None, rows: int) -> tuple[Column, Column, Column]:
+    """Where each row's headers begin and end, their names, their values. None is a column without any."""
     from lastword.batch import _compiled
 
-    validity, offsets = lists.buffers()[:2]
-    return _compiled.Column(
-        _offsets(offsets, lists), _NO_BYTES, _bytes(validity if lists.null_count else None), lists.offset
+    if headers is None:
+        nothing = _compiled.Column(_offsets(None, rows), _NO_BYTES, _NO_BYTES, 0)
+        return nothing, nothing, nothing
+    validity, offsets = headers.buffers()[:2]
+    ranges = _compiled.Column(
+        _offsets(offsets, len(headers), headers.offset),
+        _NO_BYTES,
+        _bytes(validity if headers.null_count else None),
+        headers.offset,
     )
+    pairs = headers.values
+    return ranges, binary_column(pairs.field(0)), binary_column(pairs.field(1))
 
 
-def _offsets(buffer: pa.Buffer | None, array: pa.Array) -> npt.NDArray[np.int32]:
-    if len(array) == 0 or buffer is None:
-        offsets = np.zeros(len(array) + 1, np.int32)
+def _offsets(buffer: pa.Buffer | None, rows: int, first: int = 0) -> npt.NDArray[np.int32]:
+    if rows == 0 or buffer is None:
+        offsets = np.zeros(rows + 1, np.int32)
     else:
-        offsets = np.frombuffer(buffer, np.int32)[array.offset : array.offset + len(array) + 1]
+        offsets = np.frombuffer(buffer, np.int32)[first : first + rows + 1]
     offsets.flags.writeable = False
     return offsets
 

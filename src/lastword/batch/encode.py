@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lastword.batch.columns import binary_column, list_ranges
+from lastword.batch.columns import binary_column, header_columns
 from lastword.batch.compression import BadBatchError, Compression, compress
 from lastword.batch.header import HEADER_BYTES, LOG_APPEND_TIME_BIT, write_header
 from lastword.errors import InvalidRecordError, InvalidTimestampError, RecordTooLargeError
@@ -149,21 +149,14 @@ class _Columns:
         timestamp_types: npt.NDArray[np.int32],
         keys: pa.Array,
         values: pa.Array,
-        headers: pa.Array,
+        headers: pa.Array | None,
     ) -> None:
         for array in (offsets, timestamps, timestamp_types):
             array.flags.writeable = False
         self.offsets = offsets
         self.timestamps = timestamps
         self.timestamp_types = timestamp_types
-        pairs = headers.values
-        self.fields = (
-            binary_column(keys),
-            binary_column(values),
-            list_ranges(headers),
-            binary_column(pairs.field(0)),
-            binary_column(pairs.field(1)),
-        )
+        self.fields = (binary_column(keys), binary_column(values), *header_columns(headers, len(offsets)))
         self.sizes = np.empty(len(offsets), np.int32)
 
     def measure(self, first: int, limit_bytes: int) -> tuple[int, int, int]:
@@ -197,7 +190,8 @@ class _Columns:
         """The batch of rows `first` to `end`, which `measure` has measured; it may span offsets beyond them."""
         from lastword.batch import _compiled
 
-        room = np.empty(HEADER_BYTES + size, np.uint8)
+        # From Arrow's pool, which keeps its pages: fresh ones would cost more than the writing.
+        room = np.frombuffer(pa.allocate_buffer(HEADER_BYTES + size), np.uint8)
         _compiled.write(
             self.offsets, self.timestamps, *self.fields, first, end, self.sizes, room, HEADER_BYTES
         )
@@ -244,7 +238,7 @@ def _columns_of(records: pa.RecordBatch) -> _Columns:
         timestamp_types=_numbers(arrays["timestamp_type"], np.int32),
         keys=arrays["key"],
         values=arrays["value"],
-        headers=arrays["headers"],
+        headers=arrays["headers"] if arrays["headers"].null_count < len(records) else None,
     )
 
 
@@ -277,10 +271,10 @@ def _binary(items: list[bytes | None], what: str) -> pa.Array:
     return array
 
 
-def _headers(records: Sequence[NewRecord]) -> pa.Array:
+def _headers(records: Sequence[NewRecord]) -> pa.Array | None:
     lists = [record.headers for record in records]
     if not any(lists):
-        return pa.nulls(len(records), HEADERS_TYPE)
+        return None
     flat = list(chain.from_iterable(lists))
     try:
         names = pa.array([name for name, _ in flat], pa.string())

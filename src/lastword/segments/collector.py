@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 
 from lastword import steps
 from lastword.segments.fileio import FileTree, SyncedFileIO, bare_path
+from lastword.segments.foreign import decoding
 from lastword.segments.parquet import job_of
 from lastword.segments.table import Collected
 
@@ -60,9 +61,11 @@ def named_files(table: Table) -> set[str]:
     manifests = {}
     for snapshot in metadata.snapshots:
         named.add(snapshot.manifest_list)
-        manifests.update({manifest.manifest_path: manifest for manifest in snapshot.manifests(table.io)})
+        with decoding(snapshot.manifest_list):
+            manifests.update({manifest.manifest_path: manifest for manifest in snapshot.manifests(table.io)})
     named.update(manifests)
     for manifest in manifests.values():
-        entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+        with decoding(manifest.manifest_path):
+            entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
         named.update(entry.data_file.file_path for entry in entries)
     return {bare_path(path) for path in named}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
-from pydantic import ValidationError as MalformedError
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchIdentifierError,
@@ -43,6 +44,21 @@ FAILURES = (
 )
 """Raised where the outside world failed; after one of them, a commit may or may not have been made."""
 
+_UNDECODABLE = (
+    # pydantic's and UnicodeDecodeError are ValueErrors, too.
+    ValueError,
+    ValidationError,
+    LookupError,
+    TypeError,
+    AssertionError,
+    EOFError,
+    MemoryError,
+    OverflowError,
+    SystemError,
+    struct.error,
+    zlib.error,
+)
+
 
 @contextmanager
 def mapped(doing: str, path: str = "") -> Iterator[None]:
@@ -56,11 +72,18 @@ def mapped(doing: str, path: str = "") -> Iterator[None]:
         raise ConflictError(f"{doing}: the table changed meanwhile{where}: {error}") from error
     except _UNKNOWN as error:
         raise UnknownTopicError(f"{doing}: there is no such topic{where}") from error
-    except (MalformedError, ValidationError, UnicodeDecodeError) as error:
-        raise CorruptError(
-            f"{doing}: the table's metadata can't be understood{where}: {error}. "
-            "Register the table again with an older metadata file of its metadata folder.",
-            path=path,
-        ) from error
     except FAILURES as error:
         raise StorageError(f"{doing} failed{where}: {error}") from error
+
+
+@contextmanager
+def decoding(path: str) -> Iterator[None]:
+    """Run the block, which reads a metadata file, manifest list or manifest; damage comes out as CorruptError."""
+    try:
+        yield
+    except _UNDECODABLE as error:
+        raise CorruptError(
+            f"{path} is damaged: {error!r}. Restore the file from a backup, or register the table again with an "
+            "older metadata file of its metadata folder.",
+            path=path,
+        ) from error

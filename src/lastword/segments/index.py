@@ -14,6 +14,7 @@ from pyiceberg.manifest import ManifestContent
 from pyiceberg.table.snapshots import Snapshot as IcebergSnapshot
 
 from lastword.errors import StorageError
+from lastword.segments.foreign import decoding
 from lastword.segments.mapping import segment_from
 from lastword.segments.table import Segment
 
@@ -86,7 +87,9 @@ class IndexCache:
 
     def load(self, snapshot: IcebergSnapshot, file_io: FileIO) -> SegmentIndex:
         segments: list[Segment] = []
-        for manifest in snapshot.manifests(file_io):
+        with decoding(snapshot.manifest_list):
+            manifests = snapshot.manifests(file_io)
+        for manifest in manifests:
             if manifest.content != ManifestContent.DATA:
                 raise StorageError(
                     f"Snapshot {snapshot.snapshot_id} has deletes of single rows ({manifest.manifest_path}), which "
@@ -95,7 +98,8 @@ class IndexCache:
             with self._lock:
                 known = self._manifests.get(manifest.manifest_path)
             if known is None:
-                entries = manifest.fetch_manifest_entry(file_io, discard_deleted=True)
+                with decoding(manifest.manifest_path):
+                    entries = manifest.fetch_manifest_entry(file_io, discard_deleted=True)
                 known = tuple(segment_from(entry.data_file) for entry in entries)
                 with self._lock:
                     self._manifests[manifest.manifest_path] = known

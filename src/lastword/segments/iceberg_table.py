@@ -1,0 +1,248 @@
+"""The sealed segments of one topic as an Iceberg table: looking at it, planning, committing, tidying up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from threading import Lock
+
+import pyarrow as pa
+from pyiceberg.table import Table
+
+from lastword.clock import Clock
+from lastword.errors import ConflictError, InvalidTopicError, UnknownPartitionError, UnknownTopicError
+from lastword.segments import mapping
+from lastword.segments.collector import collect
+from lastword.segments.commit import Change, commit, expire
+from lastword.segments.fileio import SyncedFileIO, io_properties
+from lastword.segments.foreign import mapped
+from lastword.segments.index import IndexCache, SegmentIndex
+from lastword.segments.loader import TableLoader
+from lastword.segments.parquet import SegmentFiles, SegmentFileWriter
+from lastword.segments.table import Collected, Positions, Segment, SegmentGoneError, Snapshot, TopicInfo
+
+
+class IcebergTable:
+    """The sealed segments of one topic. May be used by several threads."""
+
+    def __init__(self, *, loader: TableLoader, table: Table, clock: Clock) -> None:
+        self._loader = loader
+        self._clock = clock
+        self._identifier = table.name()
+        self._topic_id = mapping.topic_from(table.metadata.properties).id
+        self._table = table
+        self._table_lock = Lock()
+        self._indexes = IndexCache()
+
+    @property
+    def location(self) -> str:
+        return self._table.metadata.location
+
+    @property
+    def files(self) -> SegmentFiles:
+        """Reads and writes segment files where there is no catalog: hand it to executors."""
+        return SegmentFiles(location=self.location, properties=io_properties(self._table.io.properties))
+
+    def snapshot(self, snapshot_id: int | None = None) -> Snapshot:
+        table = self._refresh()
+        if snapshot_id is None:
+            return self._snapshot_of(table, table.metadata.current_snapshot_id)
+        return self._snapshot_of(table, snapshot_id)
+
+    def history(self) -> list[Snapshot]:
+        metadata = self._refresh().metadata
+        in_order = sorted(metadata.snapshots, key=lambda each: each.sequence_number or 0)
+        return [mapping.snapshot_from(metadata, each) for each in in_order]
+
+    def plan(self, snapshot: Snapshot, partition: int | None = None, from_offset: int = 0) -> list[Segment]:
+        return self._index(snapshot.id).from_offset(partition, from_offset)
+
+    def writer(self, partition: int, first_offset: int, job_id: str) -> SegmentFileWriter:
+        return self.files.writer(partition, first_offset, job_id)
+
+    def read(
+        self, segment: Segment, columns: Sequence[str] | None = None, from_offset: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        return self.files.read(segment, columns, from_offset)
+
+    def append(
+        self,
+        base: Snapshot,
+        segments: Sequence[Segment],
+        positions: Mapping[int, Positions],
+        *,
+        operation: str,
+        details: Mapping[str, str] | None = None,
+    ) -> Snapshot:
+        return self.replace(base, (), segments, positions, operation=operation, details=details)
+
+    def replace(
+        self,
+        base: Snapshot,
+        removed: Sequence[Segment],
+        added: Sequence[Segment],
+        positions: Mapping[int, Positions],
+        *,
+        operation: str,
+        details: Mapping[str, str] | None = None,
+    ) -> Snapshot:
+        change = Change(
+            operation=operation,
+            details=details or {},
+            removed=removed,
+            added=added,
+            positions=_moved(base, positions),
+        )
+        return self._commit(base, change)
+
+    def alter(
+        self,
+        base: Snapshot,
+        *,
+        config: Mapping[str, str] | None = None,
+        partitions: int | None = None,
+        deleted: bool = False,
+    ) -> Snapshot:
+        before = base.topic
+        count = before.partitions if partitions is None else partitions
+        if count < before.partitions:
+            raise InvalidTopicError(
+                f"The topic {before.name} has {before.partitions} partitions; it can't have fewer ({count})."
+            )
+        after = TopicInfo(
+            name=before.name,
+            id=before.id,
+            partitions=count,
+            config=before.config if config is None else config,
+            deleted=before.deleted or deleted,
+        )
+        old, new = mapping.topic_properties(before), mapping.topic_properties(after)
+        change = Change(
+            operation="delete" if deleted else "alter",
+            positions=base.positions + (Positions(),) * (count - before.partitions),
+            properties=new,
+            removed_properties=sorted(old.keys() - new.keys()),
+        )
+        return self._commit(base, change)
+
+    def expire(self, *, before_ms: int, keep: Collection[int] = ()) -> list[int]:
+        attempts = 5
+        while True:
+            table = self._refresh()
+            protected = {ref.snapshot_id for ref in table.metadata.refs.values()} | set(keep)
+            old = [
+                each.id
+                for each in (mapping.snapshot_from(table.metadata, each) for each in table.metadata.snapshots)
+                if each.id is not None and each.committed_ms < before_ms and each.id not in protected
+            ]
+            if not old:
+                return []
+            attempts -= 1
+            try:
+                self._keep(expire(table, old))
+                return old
+            except ConflictError:
+                if attempts == 0:
+                    raise
+
+    def collect(
+        self, *, older_than_ms: int, live_jobs: Collection[str] = (), dry_run: bool = False
+    ) -> Collected:
+        with mapped(f"Collecting files of {self.location}"):
+            return collect(
+                SyncedFileIO(self.files.properties),
+                self.location,
+                self._refresh,
+                older_than_ms=older_than_ms,
+                live_jobs=live_jobs,
+                dry_run=dry_run,
+            )
+
+    def _commit(self, base: Snapshot, change: Change) -> Snapshot:
+        table = self._refresh()
+        if table.metadata.current_snapshot_id != base.id:
+            raise ConflictError(
+                f"The table of {base.topic.name} changed: snapshot {base.id} was planned on, "
+                f"{table.metadata.current_snapshot_id} is the current one."
+            )
+        after = self._checked(base, change)
+        committed, snapshot_id = commit(
+            table, base.id, change, now_ms=self._clock.now_ms(), reload=self._refresh
+        )
+        self._indexes.put(snapshot_id, after)
+        self._keep(committed)
+        return self._snapshot_of(committed, snapshot_id)
+
+    def _checked(self, base: Snapshot, change: Change) -> SegmentIndex:
+        """The segments after the change, which must fit those that are there."""
+        index = self._index(base.id)
+        for segment in change.removed:
+            if index.by_path.get(segment.path) != segment:
+                raise ConflictError(f"The segment {segment.path} is no longer in snapshot {base.id}.")
+        for segment in change.added:
+            if not 0 <= segment.partition < len(change.positions):
+                raise UnknownPartitionError(f"{base.topic.name} has no partition {segment.partition}.")
+            if segment.path in index.by_path:
+                raise ConflictError(f"The segment {segment.path} is in snapshot {base.id} already.")
+        return index.changed(change.removed, change.added)
+
+    def _refresh(self) -> Table:
+        with mapped(f"Looking at the table {'.'.join(self._identifier)}"):
+            table = self._loader.load(self._identifier, known=self._table)
+        if table is not self._table:
+            if mapping.topic_from(table.metadata.properties).id != self._topic_id:
+                raise UnknownTopicError(
+                    f"The topic {'.'.join(self._identifier)} was deleted and created again."
+                )
+            self._keep(table)
+        return table
+
+    def _keep(self, table: Table) -> None:
+        """Remember the newest state seen. Another thread may have seen a newer one meanwhile."""
+        with self._table_lock:
+            if _age(table) >= _age(self._table):
+                self._table = table
+
+    def _index(self, snapshot_id: int | None) -> SegmentIndex:
+        if snapshot_id is None:
+            return SegmentIndex(())
+        if (index := self._indexes.get(snapshot_id)) is not None:
+            return index
+        table = self._table
+        snapshot = table.metadata.snapshot_by_id(snapshot_id)
+        if snapshot is None:
+            table = self._refresh()
+            snapshot = table.metadata.snapshot_by_id(snapshot_id)
+        if snapshot is None:
+            raise SegmentGoneError(f"Snapshot {snapshot_id} of {self.location} has expired.")
+        with mapped(f"Reading the manifests of snapshot {snapshot_id}", snapshot.manifest_list):
+            return self._indexes.load(snapshot, table.io)
+
+    def _snapshot_of(self, table: Table, snapshot_id: int | None) -> Snapshot:
+        snapshot = table.metadata.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
+        if snapshot is None:
+            raise SegmentGoneError(f"Snapshot {snapshot_id} of {self.location} is no longer there.")
+        return mapping.snapshot_from(table.metadata, snapshot)
+
+
+def _age(table: Table) -> int:
+    snapshot = table.metadata.current_snapshot()
+    return (snapshot.sequence_number or 0) if snapshot else 0
+
+
+def _moved(base: Snapshot, changed: Mapping[int, Positions]) -> tuple[Positions, ...]:
+    """The positions of all partitions after a change. One that moves down is a bug of the caller."""
+    positions = list(base.positions)
+    for partition, new in changed.items():
+        if not 0 <= partition < len(positions):
+            raise UnknownPartitionError(f"{base.topic.name} has no partition {partition}.")
+        old = positions[partition]
+        down = (
+            new.log_start < old.log_start
+            or new.first_dirty < old.first_dirty
+            or new.sealed_end < old.sealed_end
+            or new.epochs[-1:] < old.epochs[-1:]
+        )
+        if down:
+            raise ValueError(f"positions of partition {partition} would move down: {old} to {new}")
+        positions[partition] = new
+    return tuple(positions)
