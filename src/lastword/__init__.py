@@ -9,15 +9,19 @@ with lastword.open("./lastword-data") as log:
         print(record.offset, record.key, record.value)
 """
 
-from lastword.batch import Compression
-from lastword.clock import Clock, SystemClock
-from lastword.config import BrokerConfig, TopicSettings
-from lastword.errors import LastwordError
-from lastword.log import Log, MaintenanceReport, open  # noqa: A004
-from lastword.readers import Reader
-from lastword.record import RECORD_SCHEMA, NewRecord, Record, TimestampType
-from lastword.tiering import SealReport
-from lastword.topic import PartitionDescription, RecordPosition, Topic, TopicDescription
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lastword.batch import Compression
+    from lastword.clock import Clock, SystemClock
+    from lastword.config import BrokerConfig, TopicSettings
+    from lastword.errors import LastwordError
+    from lastword.log import Log, MaintenanceReport, open  # noqa: A004
+    from lastword.readers import Reader
+    from lastword.record import RECORD_SCHEMA, NewRecord, Record, TimestampType
+    from lastword.tiering import SealReport
+    from lastword.topic import PartitionDescription, RecordPosition, Topic, TopicDescription
 
 __all__ = [
     "RECORD_SCHEMA",
@@ -40,3 +44,32 @@ __all__ = [
     "TopicSettings",
     "open",
 ]
+
+_HOMES = {
+    "lastword.batch": ("Compression",),
+    "lastword.clock": ("Clock", "SystemClock"),
+    "lastword.config": ("BrokerConfig", "TopicSettings"),
+    "lastword.errors": ("LastwordError",),
+    "lastword.log": ("Log", "MaintenanceReport", "open"),
+    "lastword.readers": ("Reader",),
+    "lastword.record": ("RECORD_SCHEMA", "NewRecord", "Record", "TimestampType"),
+    "lastword.tiering": ("SealReport",),
+    "lastword.topic": ("PartitionDescription", "RecordPosition", "Topic", "TopicDescription"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+# Type checkers must not see this: it would make every misspelt name legal.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        # On first use: Arrow and Iceberg take a second to import, and `lastword --help` needs neither.
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

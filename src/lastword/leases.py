@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from lastword.clock import Clock, new_uuid
-from lastword.errors import LeaseLapsedError
+from lastword.errors import LeaseLapsedError, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,11 @@ def sweep(data_folder: Path, before_ms: int) -> None:
     for lease, path in _load_all(data_folder):
         if lease.expires_ms < before_ms:
             path.unlink(missing_ok=True)
+    # Those that a killed process was still writing.
+    for path in (data_folder / LEASES_FOLDER).glob("*.tmp"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime_ns // 1_000_000 < before_ms:
+                path.unlink()
 
 
 def _load_all(data_folder: Path) -> list[tuple[Lease, Path]]:
@@ -79,9 +85,14 @@ class HeldLease:
             )
 
     def renew(self) -> None:
-        expires_ms = self._keeper.clock.now_ms() + self._keeper.ttl_ms
-        self._lease = Lease(**{**asdict(self._lease), "expires_ms": expires_ms})
-        self._keeper.write(self._lease)
+        now_ms = self._keeper.clock.now_ms()
+        if self._lease.snapshot_id is None and now_ms >= self._lease.expires_ms:
+            # A job's lease that has lapsed stays so, or `check` would not find out.
+            return
+        renewed = replace(self._lease, expires_ms=now_ms + self._keeper.ttl_ms)
+        # Others see it first: a lease that could not be written is not renewed.
+        self._keeper.write(renewed)
+        self._lease = renewed
 
     def release(self) -> None:
         self._keeper.forget(self)
@@ -115,7 +126,12 @@ class LeaseKeeper:
         )
         held = HeldLease(self, lease)
         with self._lock:
-            self.write(lease)
+            try:
+                self.write(lease)
+            except OSError as error:
+                raise StorageError(
+                    f"Can't take a lease in {self._folder}: {error.strerror or error}."
+                ) from error
             self._held.append(held)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._renew, name="lastword-leases", daemon=True)

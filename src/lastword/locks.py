@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
 import sys
@@ -17,6 +18,8 @@ from typing import Self
 
 from lastword.clock import Clock
 from lastword.errors import LockedError
+
+logger = logging.getLogger(__name__)
 
 LOCKS_FOLDER = "locks"
 
@@ -55,8 +58,12 @@ class RoleLock:
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:500],
             "since_ms": clock.now_ms(),
         }
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(me).encode(), 0)
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(me).encode(), 0)
+        except OSError as error:
+            # The lock holds all the same: a full disk must not keep anyone from opening the log.
+            logger.warning("could not note in %s who holds it: %s", path, error)
         return cls(fd, role)
 
     def release(self) -> None:

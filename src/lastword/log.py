@@ -10,7 +10,11 @@ A data folder:
     warehouse/      the sealed segments, unless the settings name another place     see lastword.segments
     readers/        the positions that named readers committed
     leases/         jobs and replays that are running
+    creating/       topics whose creation has been asked for and is not done yet
     deleting/       topics whose deletion has been asked for and is not done yet
+
+Creation of a topic, by its steps: note it in creating/, create the table, remove the note. Killed at any point: the
+next open finds the note, and if the catalog does not have the table, removes what was written for it.
 
 Deletion of a topic, by its steps: note it in deleting/, mark the table, remove the WAL and the readers, drop the
 table with its files, remove the note. Killed at any point: the next open goes on with it.
@@ -22,14 +26,16 @@ import logging
 import resource
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
+from uuid import UUID
 
 from lastword import disk, leases, retention
 from lastword.clock import Clock, SystemClock, new_uuid
+from lastword.compaction.plan import PartitionPlan, urgency
 from lastword.config import (
     BrokerConfig,
     EffectiveSetting,
@@ -43,13 +49,14 @@ from lastword.errors import (
     InvalidError,
     InvalidTopicError,
     LastwordError,
+    StorageError,
     UnknownTopicError,
 )
 from lastword.leases import LeaseKeeper
 from lastword.locks import Role, RoleLock
-from lastword.readers import READERS_FOLDER
+from lastword.readers import READERS_FOLDER, committed_positions
 from lastword.retention import RetentionPlan
-from lastword.segments.iceberg import IcebergCatalog
+from lastword.segments.iceberg import IcebergCatalog, sqlite_properties
 from lastword.segments.table import Collected, SegmentCatalog, SegmentTable, TopicInfo, retry_on_conflict
 from lastword.steps import reached
 from lastword.topic import Topic, wal_folder
@@ -57,11 +64,16 @@ from lastword.wal import deleter
 from lastword.wal.flusher import Flusher
 from lastword.wal.writer import PartitionWriter
 
+if TYPE_CHECKING:
+    from lastword.compacting import Compaction, TopicParts
+    from lastword.compaction.job import CompactionReport
+
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "lastword.yaml"
 FORMAT_FILE = "FORMAT"
 FORMAT = "1"
+CREATING_FOLDER = "creating"
 DELETING_FOLDER = "deleting"
 MAX_PARTITIONS = 10_000
 
@@ -119,11 +131,13 @@ class Log:
         self._closed = False
         self._writer_role = None if read_only else RoleLock.acquire(self.path, Role.WRITER, clock)
         self._flusher: Flusher | None = None
+        self._compaction: Compaction | None = None
         try:
             self._leases = LeaseKeeper(self.path, clock, self.config.lease_ttl_ms)
             self._catalog: SegmentCatalog = _open_catalog(self.path, self.config, clock)
             if not read_only:
                 _allow_many_files()
+                self._finish_creations()
                 self._finish_deletions()
                 if self.config.wal_sync.mode == "interval":
                     assert self.config.wal_sync.interval_ms is not None
@@ -147,8 +161,13 @@ class Log:
             check_new_topic_name(name, self._catalog.list())
             self.config.resolve(name, own)
             info = TopicInfo(name=name, id=new_uuid(), partitions=partitions, config=own)
+            note = self.path / CREATING_FOLDER / info.id.hex
+            _write_note(note, name)
+            reached("topic.creation.noted")
+            # After a failure the note stays: only the next open knows for sure whether the table was made.
             self._catalog.create(info)
             reached("topic.created")
+            note.unlink(missing_ok=True)
             return self.topic(name)
 
     def topic(self, name: str) -> Topic:
@@ -156,6 +175,8 @@ class Log:
         self._check_open()
         with self._topics_lock:
             topic = self._topics.get(name)
+            if topic is not None and self._read_only:
+                topic = self._looked_at_again(topic)
             if topic is None:
                 topic = self._open_topic(name)
                 self._topics[name] = topic
@@ -206,7 +227,15 @@ class Log:
             self.config.resolve(name, own)
             return table.alter(base, config=own, partitions=partitions).topic
 
+        before = topic.partitions
         topic.changed(retry_on_conflict(attempt))
+        if topic.partitions > before and topic.settings.compacts:
+            logger.warning(
+                "%s is compacted and has %d partitions now: keys that belong to another one from now on are in "
+                "two of them, until compaction and retention have taken the older records",
+                name,
+                topic.partitions,
+            )
         return topic
 
     def delete_topic(self, name: str) -> None:
@@ -218,13 +247,17 @@ class Log:
             info = table.snapshot().topic
             opened = self._topics.pop(name, None)
             if opened is not None:
-                opened.close()
+                try:
+                    opened.close()
+                except LastwordError as error:
+                    logger.warning("closing %s, which is being deleted: %s", name, error)
             note = self.path / DELETING_FOLDER / info.id.hex
-            disk.make_folder(note.parent)
-            disk.replace_file(note, name.encode())
+            _write_note(note, name)
             reached("topic.deletion.noted")
             retry_on_conflict(lambda: table.alter(table.snapshot(), deleted=True))
             reached("topic.deletion.marked")
+            if self._compaction is not None:
+                self._compaction.forget(name)
             self._finish_deletion(note)
 
     def explain_config(self, topic: str | None = None) -> list[EffectiveSetting]:
@@ -242,17 +275,21 @@ class Log:
         """One round for all topics, or some: retention, WAL retention, expiry of snapshots, collection of files.
 
         It works on what is sealed and touches nothing else. What fails for one topic is reported, and the
-        others go on.
+        others go on. A dry run changes nothing, and needs no role: it can be asked of a log that is read only.
         """
         self._check_open()
-        with self.maintenance():
+        with nullcontext() if dry_run else self.maintenance():
             now_ms = self._clock.now_ms()
             removed: list[RetentionPlan] = []
             wals: list[deleter.LocalWal] = []
             expired: dict[str, int] = {}
             collected: dict[str, Collected] = {}
             problems: list[tuple[str, str]] = []
-            for info in [info for info in self.topic_infos() if topics is None or info.name in set(topics)]:
+            wanted = None if topics is None else set(topics)
+            infos = self.topic_infos()
+            if unknown := sorted((wanted or set()) - {info.name for info in infos}):
+                raise UnknownTopicError(f"there is no topic {unknown[0]!r}")
+            for info in [info for info in infos if wanted is None or info.name in wanted]:
                 try:
                     table = self._catalog.load(info.name)
                     topic = self.topic(info.name)
@@ -260,8 +297,9 @@ class Log:
                     unsealed = _unsealed_bytes(info.partitions, own_wals)
                     removed.append(retention.apply(table, unsealed, topic.settings, now_ms, dry_run=dry_run))
                     wals += own_wals
-                    if not dry_run:
-                        expired[info.name] = len(retention.expire(table, self.path, self.config, now_ms))
+                    expired[info.name] = len(
+                        retention.expire(table, self.path, self.config, now_ms, dry_run=dry_run)
+                    )
                     collected[info.name] = retention.collect(
                         table, self.path, self.config, now_ms, dry_run=dry_run
                     )
@@ -283,11 +321,78 @@ class Log:
                 problems=tuple(problems),
             )
 
+    def compact(
+        self,
+        topics: Iterable[str] | None = None,
+        *,
+        partitions: Sequence[int] | None = None,
+        seal: bool = False,
+        asked_for: bool = False,
+        force: bool = False,
+        progress: Callable[[int, int, int, int], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> CompactionReport:
+        """Compact what is due in all topics, or in some, as one job.
+
+        With `asked_for` whatever is dirty is compacted, also below the dirty ratio; with `force` everything that
+        may be. `seal` first rolls and seals what is in the WAL. `progress` gets records done, records in all,
+        bytes done, bytes in all; `stop` is asked between commits.
+        """
+        from lastword.compaction.service import CompactionRequest
+
+        self._check_open()
+        with self.maintenance():
+            names = self._compacted_names(topics)
+            if seal:
+                for name in names:
+                    self.topic(name).seal()
+            request = CompactionRequest(
+                partitions=None if partitions is None else tuple(partitions),
+                asked_for=asked_for,
+                force=force,
+                progress=progress,
+                stop=stop,
+            )
+            return self.compaction.run(names, request)
+
+    def plan_compaction(
+        self,
+        topics: Iterable[str] | None = None,
+        *,
+        partitions: Sequence[int] | None = None,
+        asked_for: bool = False,
+        force: bool = False,
+    ) -> list[PartitionPlan]:
+        """What `compact` would do now, the most urgent first. Nothing is changed."""
+        self._check_open()
+        plans = [
+            plan
+            for name in self._compacted_names(topics)
+            for plan in self.compaction.plan(name, partitions=partitions, asked_for=asked_for, force=force)
+        ]
+        return sorted(plans, key=urgency)
+
+    @property
+    def compaction(self) -> Compaction:
+        """The compaction of this log's topics."""
+        with self._topics_lock:
+            if self._compaction is None:
+                # Loads compiled code, which logs that are only read or written do without.
+                from lastword.compacting import Compaction
+
+                self._compaction = Compaction(
+                    self._compaction_parts,
+                    config=self.config,
+                    data_folder=self.path,
+                    clock=self._clock,
+                    leases=self._leases,
+                )
+            return self._compaction
+
     @contextmanager
     def maintenance(self) -> Iterator[None]:
         """Hold the maintenance role: sealing, retention and collection are one process's at a time."""
-        if self._read_only:
-            raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
+        self._check_writer()
         with self._maintenance_lock:
             if self._maintenance_depth == 0:
                 self._maintenance_role = RoleLock.acquire(self.path, Role.MAINTENANCE, self._clock)
@@ -312,10 +417,14 @@ class Log:
                 topic.close()
             except LastwordError as error:
                 errors.append(error)
-        self._leases.close()
-        self._catalog.close()
-        if self._writer_role is not None:
-            self._writer_role.release()
+        try:
+            if self._compaction is not None:
+                self._compaction.close()
+            self._leases.close()
+            self._catalog.close()
+        finally:
+            if self._writer_role is not None:
+                self._writer_role.release()
         if errors:
             raise errors[0]
 
@@ -339,6 +448,23 @@ class Log:
             maintenance=None if self._read_only else self.maintenance,
         )
 
+    def _compacted_names(self, topics: Iterable[str] | None) -> list[str]:
+        return self.topics() if topics is None else [self.topic(name).name for name in topics]
+
+    def _compaction_parts(self, name: str) -> TopicParts:
+        topic = self.topic(name)
+        table = self._load(name)
+        log_ends = {partition: extent.log_end for partition, extent in topic.extents().items()}
+        return table, topic.settings, log_ends, committed_positions(self.path, topic.id.hex)
+
+    def _looked_at_again(self, topic: Topic) -> Topic | None:
+        """The topic as another process may have changed it; None if it is another one now."""
+        info = self._load(topic.name).snapshot().topic
+        if info.id != topic.id:
+            return None
+        topic.changed(info)
+        return topic
+
     def _load(self, name: str) -> SegmentTable:
         table = self._catalog.load(name)
         if table.snapshot().topic.deleted:
@@ -349,14 +475,29 @@ class Log:
         with self._topics_lock:
             return [writer for topic in self._topics.values() for writer in topic.writers()]
 
+    def _finish_creations(self) -> None:
+        """Remove what creations that were cut short have left. Only at the start: no creation is under way."""
+        for note in _notes(self.path / CREATING_FOLDER):
+            try:
+                name = note.read_text()
+                if note.name not in {info.id.hex for info in self._infos_of(name)}:
+                    self._catalog.abandon(name, UUID(note.name))
+                note.unlink(missing_ok=True)
+            except (LastwordError, OSError) as error:
+                logger.warning("what is left of the creation of a topic is removed later: %s", error)
+
+    def _infos_of(self, name: str) -> list[TopicInfo]:
+        try:
+            return [self._catalog.load(name).snapshot().topic]
+        except UnknownTopicError:
+            return []
+
     def _finish_deletions(self) -> None:
-        folder = self.path / DELETING_FOLDER
-        for note in sorted(folder.iterdir()) if folder.exists() else ():
-            if not note.suffix:
-                try:
-                    self._finish_deletion(note)
-                except LastwordError as error:
-                    logger.warning("the deletion of a topic is not done yet and is tried again: %s", error)
+        for note in _notes(self.path / DELETING_FOLDER):
+            try:
+                self._finish_deletion(note)
+            except (LastwordError, OSError) as error:
+                logger.warning("the deletion of a topic is not done yet and is tried again: %s", error)
 
     def _finish_deletion(self, note: Path) -> None:
         name = note.read_text()
@@ -414,7 +555,9 @@ def _check_folder(folder: Path, *, create: bool) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise InvalidError(f"{folder} is not a folder.")
-    foreign = [each for each in folder.iterdir() if each.name != CONFIG_FILE] if folder.exists() else []
+    # A process that was killed while it wrote the marker leaves its temporary file.
+    ours = {CONFIG_FILE, f"{FORMAT_FILE}.tmp"}
+    foreign = [each for each in folder.iterdir() if each.name not in ours] if folder.exists() else []
     if foreign:
         raise InvalidError(
             f"{folder} is not empty and has no Lastword data in it ({foreign[0].name} is there). "
@@ -427,7 +570,7 @@ def _check_folder(folder: Path, *, create: bool) -> None:
 def _open_catalog(folder: Path, config: BrokerConfig, clock: Clock) -> SegmentCatalog:
     properties = dict(config.catalog)
     if not {"type", "uri"} & set(properties):
-        properties |= {"type": "sql", "uri": f"sqlite:///{folder / 'catalog.db'}"}
+        properties |= sqlite_properties(folder / "catalog.db")
     warehouse = config.warehouse or properties.pop("warehouse", None) or str(folder / "warehouse")
     return IcebergCatalog.open(properties=properties, warehouse=warehouse, clock=clock)
 
@@ -456,9 +599,30 @@ def _unsealed_bytes(partitions: int, wals: Iterable[deleter.LocalWal]) -> list[i
     return unsealed
 
 
+def _write_note(note: Path, name: str) -> None:
+    try:
+        disk.make_folder(note.parent)
+        disk.replace_file(note, name.encode())
+    except OSError as error:
+        raise StorageError(
+            f"Can't write {note}: {error.strerror or error}. Nothing has been done to the topic {name!r}."
+        ) from error
+
+
+def _notes(folder: Path) -> list[Path]:
+    """The notes in a folder. One that a killed process was still writing says nothing, and goes."""
+    found = sorted(folder.iterdir()) if folder.exists() else []
+    for unfinished in [note for note in found if note.suffix]:
+        unfinished.unlink(missing_ok=True)
+    return [note for note in found if not note.suffix]
+
+
 def _remove_tree(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
         parent = folder.parent
         if not any(parent.iterdir()):
             parent.rmdir()
+            parent = parent.parent
+        # The note that leads here goes next: a power cut must not bring back the folder without it.
+        disk.sync_folder(parent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 REGISTRY = CollectorRegistry()
 
@@ -60,6 +60,36 @@ BYTES_SEALED = Counter(
 SEAL_ERRORS = Counter(
     "lastword_tiering_errors_total",
     "Partitions whose sealing stopped at an error.",
+    ["topic"],
+    registry=REGISTRY,
+)
+COMPACTIONS = Counter(
+    "lastword_log_cleaner_compactions_total",
+    "Compactions of a partition that were committed.",
+    ["topic", "partition"],
+    registry=REGISTRY,
+)
+CLEANED_BYTES = Counter(
+    "lastword_log_cleaner_cleaned_bytes_total",
+    "Bytes that compactions reclaimed.",
+    ["topic", "partition"],
+    registry=REGISTRY,
+)
+DIRTY_RATIO = Gauge(
+    "lastword_log_cleaner_dirty_ratio",
+    "The dirty ratio of a partition when it was last looked at.",
+    ["topic", "partition"],
+    registry=REGISTRY,
+)
+COMPACTION_DURATION = Histogram(
+    "lastword_log_cleaner_duration_seconds",
+    "How long the compaction of a partition took.",
+    ["topic"],
+    registry=REGISTRY,
+)
+COMPACTION_ERRORS = Counter(
+    "lastword_log_cleaner_errors_total",
+    "Compactions of a partition that failed.",
     ["topic"],
     registry=REGISTRY,
 )

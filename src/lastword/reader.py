@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword.errors import CorruptError, OffsetOutOfRangeError
+from lastword.errors import CorruptError, OffsetOutOfRangeError, StorageError, UnavailableError
 from lastword.leases import LeaseKeeper
 from lastword.record import NO_TIMESTAMP_MS, RECORD_SCHEMA, Record, TimestampType
 from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 TAIL_BYTES = 4 << 20
 """About how much of the WAL is decoded at a time."""
+
+ATTEMPTS = 5
+"""How often what is read in one go is begun again when the records moved meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +55,13 @@ class PartitionReader:
         self.table = table
         self.partition = partition
         self._leases = leases
+        self._wal_folder = wal_folder
         self._wal = WalReader(wal_folder)
 
     def extent(self, snapshot: Snapshot | None = None) -> Extent:
         """What can be read now, by a fresh look at table and WAL."""
         at = (snapshot or self.table.snapshot()).positions[self.partition]
-        wal = self._wal.extent()
-        return Extent(log_start=at.log_start, log_end=max(at.sealed_end, at.log_start, wal.end if wal else 0))
+        return Extent(log_start=at.log_start, log_end=max(at.sealed_end, at.log_start, self._wal.end() or 0))
 
     def check(self, offset: int) -> None:
         """OffsetOutOfRangeError if a read can't begin at an offset."""
@@ -103,14 +106,24 @@ class PartitionReader:
                     raise CorruptError(
                         f"Offset {offset} of partition {self.partition} is neither sealed nor in a WAL file. "
                         f"`lastword wal repair` shows what can be kept.",
-                        path="",
+                        path=str(self._wal_folder),
                         offset=offset,
                     ) from None
 
     def offset_for_time(self, timestamp_ms: int) -> int:
         """The first offset whose record is not older than a time; the log end if there is none."""
-        extent = self.extent()
-        snapshot = self.table.snapshot()
+        for _ in range(ATTEMPTS):
+            snapshot = self.table.snapshot()
+            try:
+                with self.pin(snapshot):
+                    return self._offset_for_time(snapshot, timestamp_ms)
+            except (SegmentGoneError, OffsetGoneError):
+                # Sealing or retention moved the records meanwhile: look again.
+                continue
+        raise UnavailableError(f"Partition {self.partition} changed {ATTEMPTS} times while it was searched.")
+
+    def _offset_for_time(self, snapshot: Snapshot, timestamp_ms: int) -> int:
+        extent = self.extent(snapshot)
         for segment in self.table.plan(snapshot, self.partition, extent.log_start):
             if segment.max_timestamp_ms >= timestamp_ms:
                 for records in self.table.read(segment, ["offset", "timestamp"], extent.log_start):
@@ -129,7 +142,12 @@ class PartitionReader:
         """Keep expiry and collection away from a snapshot's files."""
         if self._leases is None:
             return nullcontext()
-        return self._leases.hold(topic_id=snapshot.topic.id.hex, job="replay", snapshot_id=snapshot.id)
+        try:
+            return self._leases.hold(topic_id=snapshot.topic.id.hex, job="replay", snapshot_id=snapshot.id)
+        except StorageError as error:
+            # A full disk, or a folder that may only be read. A file that goes is looked for in the table again.
+            logger.warning("reading without a lease: %s", error)
+            return nullcontext()
 
     def _sealed(self, snapshot: Snapshot, offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
         for segment in self.table.plan(snapshot, self.partition, offset):

@@ -7,7 +7,9 @@ does not inherit them.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,15 +19,18 @@ import pyarrow as pa
 
 from lastword import disk
 from lastword.clock import Clock
+from lastword.compaction.holds import ReaderPosition
 from lastword.errors import ClosedError, CorruptError, InvalidError, UnknownPartitionError
 from lastword.reader import PartitionReader, to_records
 from lastword.record import Record
 
 READERS_FOLDER = "readers"
 
-_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+# A file system's names have at most 255 bytes, and the longest here is the name with '.json.tmp'.
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,240}")
 _SHORTEST_WAIT_MS = 2
 _LONGEST_WAIT_MS = 50
+_NOTE_EVERY_MS = 60_000
 
 
 class CommittedPositions:
@@ -34,7 +39,7 @@ class CommittedPositions:
     def __init__(self, data_folder: Path, topic_id: str, name: str) -> None:
         if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
             raise InvalidError(
-                f"{name!r} is not a name for a reader: 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'."
+                f"{name!r} is not a name for a reader: 1 to 240 of the characters a-z, A-Z, 0-9, '.', '_' and '-'."
             )
         self.name = name
         self._path = data_folder / READERS_FOLDER / topic_id / f"{name}.json"
@@ -59,12 +64,35 @@ class CommittedPositions:
             "committed_ms": now_ms,
         }
         disk.replace_file(self._path, json.dumps(content).encode())
+        self.touch(now_ms)
+
+    def touch(self, now_ms: int) -> None:
+        """Note that the reader is active, if it has committed positions."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self._path, ns=(now_ms * 1_000_000, now_ms * 1_000_000))
+
+    def active_ms(self) -> int:
+        """When the reader last committed or polled."""
+        return self._path.stat().st_mtime_ns // 1_000_000
 
 
 def reader_names(data_folder: Path, topic_id: str) -> list[str]:
     """The named readers that have committed positions on a topic."""
     folder = data_folder / READERS_FOLDER / topic_id
     return sorted(path.stem for path in folder.glob("*.json")) if folder.exists() else []
+
+
+def committed_positions(data_folder: Path, topic_id: str) -> list[ReaderPosition]:
+    """Where every named reader of a topic stands, for those who must not take away what it has not read."""
+    found: list[ReaderPosition] = []
+    for name in reader_names(data_folder, topic_id):
+        committed = CommittedPositions(data_folder, topic_id, name)
+        active_ms = committed.active_ms()
+        found += [
+            ReaderPosition(reader=name, partition=partition, position=position, active_ms=active_ms)
+            for partition, position in committed.load().items()
+        ]
+    return found
 
 
 class Reader:
@@ -84,6 +112,7 @@ class Reader:
         self._positions = dict(positions)
         self._clock = clock
         self._committed = committed
+        self._noted_ms = 0
         self._streams: dict[int, Iterator[pa.RecordBatch]] = {}
         self._turn = sorted(self._partitions)
         self._left: pa.RecordBatch | None = None
@@ -96,6 +125,7 @@ class Reader:
 
     def poll_arrow(self, *, max_records: int | None = None, timeout_s: float = 0.0) -> pa.RecordBatch | None:
         """The next records of one partition, in record.RECORD_SCHEMA; None if none came within the time."""
+        self._note_activity()
         deadline_ms = self._clock.now_ms() + timeout_s * 1000
         wait_ms = _SHORTEST_WAIT_MS
         while True:
@@ -141,6 +171,12 @@ class Reader:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _note_activity(self) -> None:
+        now_ms = self._clock.now_ms()
+        if self._committed is not None and now_ms - self._noted_ms >= _NOTE_EVERY_MS:
+            self._committed.touch(now_ms)
+            self._noted_ms = now_ms
 
     def _next_records(self) -> pa.RecordBatch | None:
         if self._closed:

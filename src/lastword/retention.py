@@ -73,8 +73,11 @@ def propose(
     """Which segments go now. `unsealed_bytes` are those of each partition that only the WAL has."""
     removals: list[Removal] = []
     log_starts: list[tuple[int, int]] = []
+    by_partition: dict[int, list[Segment]] = {}
+    for segment in segments:
+        by_partition.setdefault(segment.partition, []).append(segment)
     for partition, at in enumerate(positions):
-        own = [segment for segment in segments if segment.partition == partition]
+        own = by_partition.get(partition, [])
         gone = _propose_partition(own, at, unsealed_bytes[partition], settings, now_ms)
         removals += gone
         if any(each.rule != "below the log start" for each in gone):
@@ -188,15 +191,26 @@ def delete_records(table: SegmentTable, before: dict[int, int]) -> Snapshot:
     return retry_on_conflict(attempt)
 
 
-def expire(table: SegmentTable, data_folder: Path, config: BrokerConfig, now_ms: int) -> list[int]:
+def expire(
+    table: SegmentTable, data_folder: Path, config: BrokerConfig, now_ms: int, *, dry_run: bool = False
+) -> list[int]:
     """Forget old snapshots that no replay has a lease on; their ids."""
-    topic_id = table.snapshot().topic.id.hex
+    current = table.snapshot()
+    topic_id = current.topic.id.hex
     leased = {
         lease.snapshot_id
         for lease in live_leases(data_folder, now_ms)
         if lease.topic_id == topic_id and lease.snapshot_id is not None
     }
-    expired = table.expire(before_ms=now_ms - config.snapshot_retention_ms, keep=leased)
+    before_ms = now_ms - config.snapshot_retention_ms
+    if dry_run:
+        kept = {current.id, *leased}
+        return [
+            each.id
+            for each in table.history()
+            if each.id is not None and each.id not in kept and each.committed_ms < before_ms
+        ]
+    expired = table.expire(before_ms=before_ms, keep=leased)
     reached("expire.committed")
     return expired
 

@@ -16,12 +16,10 @@ import pyarrow as pa
 from lastword.compaction import strategy
 from lastword.config import TopicSettings
 from lastword.errors import UnavailableError
-from lastword.reader import PartitionReader, with_partition
+from lastword.reader import ATTEMPTS, PartitionReader, with_partition
 from lastword.record import RECORD_SCHEMA
 from lastword.segments.table import SegmentGoneError
 from lastword.wal.reader import OffsetGoneError
-
-ATTEMPTS = 5
 
 
 def state_view(readers: Sequence[PartitionReader], settings: TopicSettings) -> pa.Table:

@@ -189,9 +189,8 @@ def _write_segment(table: SegmentTable, file: FileToSeal, job_id: str) -> Segmen
 def _records(file: FileToSeal, first_wanted: int) -> Iterable[pa.RecordBatch]:
     # A record without a timestamp ages from its append. The roll is the latest that this can have been.
     append_time = pa.scalar((file.file.rolled_ms or 0) * 1000, pa.timestamp("us", tz="UTC"))
-    for records in decode(
-        read_file(file.folder, file.file, from_offset=first_wanted), from_offset=first_wanted
-    ):
+    batches = read_file(file.folder, file.file, from_offset=first_wanted, end_offset=file.end_offset)
+    for records in decode(batches, from_offset=first_wanted):
         timestamps = records.column("timestamp")
         if timestamps.null_count:
             records = records.set_column(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from lastword.errors import (
     OffsetOutOfRangeError,
     UnavailableError,
     UnknownPartitionError,
+    WriteFailedError,
 )
 from lastword.leases import LeaseKeeper
 from lastword.partitioner import Turns, partition_of, partitions_of
@@ -33,7 +34,7 @@ from lastword.reader import Extent, PartitionReader, to_records
 from lastword.readers import CommittedPositions, Reader, reader_names
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, NewRecord, Record, TimestampType
 from lastword.retention import delete_records
-from lastword.segments.table import SegmentTable, TopicInfo
+from lastword.segments.table import SegmentTable, Snapshot, TopicInfo
 from lastword.state import state_view
 from lastword.tiering import SealReport
 from lastword.wal import checkpoint as checkpoints
@@ -52,7 +53,10 @@ MAX_EXPANSION = 8
 """A batch may decompress to this many times max.message.bytes, and at least to MIN_DECOMPRESSED_BYTES."""
 
 BATCH_BYTES = 512 << 10
-"""About the size of the batches that records appended together are put into."""
+"""Records appended together are put into batches of at most this size, or of max.message.bytes if that is less."""
+
+RECORD_OVERHEAD_BYTES = 36
+"""The most that a record takes in a batch besides its key, value and headers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +127,9 @@ class Topic:
         self._turns_lock = threading.Lock()
         self._closed = False
         self._writers: list[PartitionWriter] = []
+        self._writers_lock = threading.Lock()
         if maintenance is not None:
-            self._open_writers()
+            self._open_writers(info.partitions)
 
     @property
     def name(self) -> str:
@@ -180,13 +185,28 @@ class Topic:
         now_ms = self._clock.now_ms()
         batches: list[tuple[int, bytes]] = []
         for each, indexes in by_partition.items():
-            for chunk in _chunks([given[index] for index in indexes]):
+            for chunk in _chunks([given[index] for index in indexes], self._batch_bytes):
                 batches.append((each, batch.encode(chunk, now_ms=now_ms, compression=compression)))
         positions: list[RecordPosition | None] = [None] * len(given)
         for each, offsets in self._append_batches(batches, now_ms).items():
             for index, offset in zip(by_partition[each], offsets, strict=True):
                 positions[index] = RecordPosition(partition=each, offset=offset)
         return [position for position in positions if position is not None]
+
+    def check_many(
+        self,
+        records: Iterable[NewRecord],
+        *,
+        partition: int | None = None,
+        compression: Compression = Compression.NONE,
+    ) -> None:
+        """Raise what `append_many` would raise because of the records, and append nothing."""
+        if partition is not None:
+            self._check_partition(partition)
+        now_ms = self._clock.now_ms()
+        limits = self._limits(now_ms)
+        for chunk in _chunks(list(records), self._batch_bytes):
+            batch.validate(batch.encode(chunk, now_ms=now_ms, compression=compression), limits)
 
     def append_arrow(
         self,
@@ -200,18 +220,16 @@ class Topic:
         Columns: `key` and `value` (binary or string, may be null), and if wanted `timestamp`, `headers` (as in
         record.RECORD_SCHEMA) and `partition`. Rows without a partition go where their key belongs.
         """
-        table = pa.table(records) if isinstance(records, pa.Table) else pa.Table.from_batches([records])
+        table = records if isinstance(records, pa.Table) else pa.Table.from_batches([records])
         now_ms = self._clock.now_ms()
         payload = _payload(table, now_ms)
         targets = self._partitions_for(table, payload.column("key"), partition)
         batches: list[tuple[int, bytes]] = []
-        for each in np.unique(targets).tolist():
-            own = payload.filter(pa.array(targets == each)) if len(set(targets.tolist())) > 1 else payload
-            batches += [(each, data) for data in _encode_rows(own, compression)]
-        return {
-            each: range(offsets[0], offsets[-1] + 1)
-            for each, offsets in self._append_batches(batches, now_ms).items()
-        }
+        used = np.unique(targets).tolist()
+        for each in used:
+            own = payload.filter(pa.array(targets == each)) if len(used) > 1 else payload
+            batches += [(each, data) for data in _encode_rows(own, compression, self._batch_bytes)]
+        return self._append_batches(batches, now_ms)
 
     def append_batch(self, partition: int, data: bytes | memoryview) -> int:
         """Append one record batch as a Kafka producer made it; the offset of its first record."""
@@ -220,24 +238,30 @@ class Topic:
 
     def _append_batches(
         self, batches: Sequence[tuple[int, bytes | memoryview]], now_ms: int
-    ) -> dict[int, list[int]]:
+    ) -> dict[int, range]:
+        """Check all of them, then write; the offsets that the batches of each partition got together."""
         self._check_writer()
         limits = self._limits(now_ms)
-        checked = [(self._writer(partition), partition, data) for partition, data in batches]
-        for _, _, data in checked:
+        by_partition: dict[int, list[bytes | memoryview]] = {}
+        for partition, data in batches:
+            by_partition.setdefault(self._check_partition(partition), []).append(data)
             batch.validate(data, limits)
         append_time_ms = now_ms if limits.log_append_time else None
-        offsets: dict[int, list[int]] = {}
-        ends: dict[int, tuple[PartitionWriter, int]] = {}
-        for writer, partition, data in checked:
-            base_offset, end_offset = writer.stage(data, append_time_ms=append_time_ms)
-            offsets.setdefault(partition, []).extend(range(base_offset, end_offset))
-            ends[partition] = (writer, end_offset)
-        for writer, end_offset in ends.values():
+        offsets: dict[int, range] = {}
+        staged: list[tuple[PartitionWriter, int]] = []
+        for partition, own in by_partition.items():
+            writer = self._writer(partition)
+            offsets[partition] = writer.stage_all(own, append_time_ms=append_time_ms)
+            staged.append((writer, offsets[partition].stop))
+        for writer, end_offset in staged:
             writer.settle(end_offset)
         metrics.RECORDS_APPENDED.labels(self.name).inc(sum(map(len, offsets.values())))
         metrics.BYTES_APPENDED.labels(self.name).inc(sum(len(data) for _, data in batches))
         return offsets
+
+    @property
+    def _batch_bytes(self) -> int:
+        return min(BATCH_BYTES, self._settings.max_message_bytes)
 
     def _limits(self, now_ms: int) -> batch.Limits:
         settings = self._settings
@@ -276,7 +300,10 @@ class Topic:
         with self._turns_lock:
             chosen = partitions_of(keys.combine_chunks(), self.partitions, self._turns)
         if "partition" in table.column_names:
-            given = table.column("partition")
+            try:
+                given = table.column("partition").cast(pa.int32())
+            except pa.ArrowException as error:
+                raise InvalidRecordError(f"The Arrow table's partition can't be used: {error}") from error
             for each in given.unique().drop_null().to_pylist():
                 self._check_partition(each)
             where_given = given.is_valid().to_numpy()
@@ -293,8 +320,8 @@ class Topic:
         follow: bool = False,
     ) -> Iterator[Record]:
         """The records from `start` up to the end of the log as of now; with `follow`, and those that come later."""
-        for records in self.read_arrow(start, partition=partition, follow=follow):
-            yield from to_records(records)
+        batches = self.read_arrow(start, partition=partition, follow=follow)
+        return (record for records in batches for record in to_records(records))
 
     def read_arrow(
         self,
@@ -307,31 +334,43 @@ class Topic:
         partitions = [self._check_partition(partition)] if partition is not None else range(self.partitions)
         readers = {each: self._partition_reader(each) for each in partitions}
         positions = {each: self._offset(readers[each], _start_of(start, each)) for each in partitions}
-        return self._stream(readers, positions, follow)
+        ends = {each: reader.extent().log_end for each, reader in readers.items()}
+        return self._stream(readers, positions, ends, follow)
 
-    def reader(self, name: str, *, start: Start = "earliest") -> Reader:
-        """A named reader: begins where it last committed, and at `start` in partitions where it never did.
+    def reader(
+        self,
+        name: str | None = None,
+        *,
+        start: Start | Mapping[int, Start] = "earliest",
+        partition: int | None = None,
+    ) -> Reader:
+        """A reader: named, it begins where it last committed, and at `start` in partitions where it never did.
 
-        Where retention has removed the position that it committed, it begins at the log start.
+        Where retention has removed the position that it committed, it begins at the log start. Without a name
+        it begins at `start` and can't commit, and it may read one partition alone.
         """
-        committed = CommittedPositions(self._data_folder, self.id.hex, name)
-        saved = committed.load()
-        readers = {each: self._partition_reader(each) for each in range(self.partitions)}
+        if name is not None and partition is not None:
+            raise InvalidError("A named reader reads every partition: its positions are committed together.")
+        committed = CommittedPositions(self._data_folder, self.id.hex, name) if name is not None else None
+        saved = committed.load() if committed is not None else {}
+        partitions = [self._check_partition(partition)] if partition is not None else range(self.partitions)
+        readers = {each: self._partition_reader(each) for each in partitions}
         positions = {}
         for each, reader in readers.items():
             if each in saved:
                 extent = reader.extent()
                 positions[each] = min(max(saved[each], extent.log_start), extent.log_end)
             else:
-                positions[each] = self._offset(reader, start)
+                positions[each] = self._offset(reader, _start_of(start, each))
         return Reader(readers, positions, self._clock, committed)
 
     def offsets_for_time(self, timestamp_ms: int) -> dict[int, Start]:
         """For each partition the first offset whose record is not older than a time."""
-        return {
-            each: self._partition_reader(each).offset_for_time(timestamp_ms)
-            for each in range(self.partitions)
-        }
+        found: dict[int, Start] = {}
+        for each in range(self.partitions):
+            with closing(self._partition_reader(each)) as reader:
+                found[each] = reader.offset_for_time(timestamp_ms)
+        return found
 
     def extents(self) -> dict[int, Extent]:
         """For each partition the offsets that can be read."""
@@ -340,12 +379,19 @@ class Topic:
 
     def state(self) -> pa.Table:
         """The newest record of each key, by the topic's strategy, without the keys that were deleted."""
-        return state_view([self._partition_reader(each) for each in range(self.partitions)], self._settings)
+        with ExitStack() as opened:
+            readers = [
+                opened.enter_context(closing(self._partition_reader(each))) for each in range(self.partitions)
+            ]
+            return state_view(readers, self._settings)
 
     def _stream(
-        self, readers: dict[int, PartitionReader], positions: dict[int, int], follow: bool
+        self,
+        readers: dict[int, PartitionReader],
+        positions: dict[int, int],
+        ends: dict[int, int],
+        follow: bool,
     ) -> Iterator[pa.RecordBatch]:
-        ends = {each: reader.extent().log_end for each, reader in readers.items()}
         try:
             for each, reader in readers.items():
                 yield from reader.replay(positions[each], ends[each])
@@ -405,8 +451,11 @@ class Topic:
     def reopen_partition(self, partition: int) -> None:
         """Make a partition writable again after a failed write or sync. Nothing acknowledged is lost."""
         self._check_writer()
-        self._writer(partition).close()
-        self._writers[partition] = self._open_writer(partition)
+        with self._writers_lock:
+            # What its closing can't sync any more was not acknowledged.
+            with suppress(WriteFailedError):
+                self._writer(partition).close()
+            self._writers[partition] = self._open_writer(partition)
         if failed := self._writers[partition].failed:
             raise UnavailableError(failed)
 
@@ -424,14 +473,19 @@ class Topic:
     def skip_wal_damage(self) -> list[tuple[int, DamagedRange]]:
         """Leave the damaged ranges behind, so that sealing and reading go on after them; what was left behind."""
         with self._as_maintenance():
+            # Only a rolled file can be written anew.
+            for partition in {each for each, _ in self.wal_damage()}:
+                self._writers[partition].roll()
             found = self.wal_damage()
             for partition in sorted({each for each, _ in found}):
                 folder = self._wal_folder(partition)
                 self._writers[partition].close()
                 saved = checkpoints.load_writer(folder)
                 assert saved is not None
-                skip_damage(folder, saved, [damaged for each, damaged in found if each == partition])
-                self._writers[partition] = self._open_writer(partition)
+                try:
+                    skip_damage(folder, saved, [damaged for each, damaged in found if each == partition])
+                finally:
+                    self._writers[partition] = self._open_writer(partition)
             return found
 
     def local_wals(self) -> list[deleter.LocalWal]:
@@ -464,12 +518,13 @@ class Topic:
             location=self._table.location,
             wal_folder=str(self._wal_folder(0).parent),
             settings=tuple(self._config.explain(self.name, self._info.config)),
-            partitions=tuple(self._describe_partition(each) for each in range(len(snapshot.positions))),
+            partitions=tuple(
+                self._describe_partition(each, snapshot) for each in range(len(snapshot.positions))
+            ),
             readers=tuple(reader_names(self._data_folder, self.id.hex)),
         )
 
-    def _describe_partition(self, partition: int) -> PartitionDescription:
-        snapshot = self._table.snapshot()
+    def _describe_partition(self, partition: int, snapshot: Snapshot) -> PartitionDescription:
         at = snapshot.positions[partition]
         segments = self._table.plan(snapshot, partition)
         local = deleter.look(
@@ -523,12 +578,13 @@ class Topic:
 
     def changed(self, info: TopicInfo) -> None:
         """The log has altered the topic: take over what it is now."""
-        self._info = info
         self._settings = self._config.resolve(info.name, info.config)
         for each in self._writers:
             each.settings = self._settings
         if self._maintenance is not None:
-            self._open_writers()
+            # Before others know that there are more partitions, there is something to append to.
+            self._open_writers(info.partitions)
+        self._info = info
 
     def writers(self) -> Iterable[PartitionWriter]:
         return tuple(self._writers)
@@ -545,9 +601,10 @@ class Topic:
         if errors:
             raise errors[0]
 
-    def _open_writers(self) -> None:
-        for partition in range(len(self._writers), self.partitions):
-            self._writers.append(self._open_writer(partition))
+    def _open_writers(self, partitions: int) -> None:
+        with self._writers_lock:
+            for partition in range(len(self._writers), partitions):
+                self._writers.append(self._open_writer(partition))
 
     def _open_writer(self, partition: int) -> PartitionWriter:
         at = self._table.snapshot().positions[partition]
@@ -602,15 +659,16 @@ def _start_of(start: Start | Mapping[int, Start], partition: int) -> Start:
     return start.get(partition, "earliest") if isinstance(start, Mapping) else start
 
 
-def _chunks(records: Sequence[NewRecord]) -> Iterator[Sequence[NewRecord]]:
-    """Records in runs of about BATCH_BYTES."""
-    first = size_bytes = 0
+def _chunks(records: Sequence[NewRecord], batch_bytes: int) -> Iterator[Sequence[NewRecord]]:
+    """Records in runs that make batches of at most `batch_bytes`, but for a record that is larger by itself."""
+    first, size_bytes = 0, batch.HEADER_BYTES
     for index, record in enumerate(records):
-        size_bytes += len(record.key or b"") + len(record.value or b"") + 32
-        size_bytes += sum(len(name) + len(value or b"") + 8 for name, value in record.headers)
-        if size_bytes >= BATCH_BYTES:
-            yield records[first : index + 1]
-            first, size_bytes = index + 1, 0
+        own_bytes = len(record.key or b"") + len(record.value or b"") + RECORD_OVERHEAD_BYTES
+        own_bytes += sum(len(name.encode()) + len(value or b"") + 10 for name, value in record.headers)
+        if index > first and size_bytes + own_bytes > batch_bytes:
+            yield records[first:index]
+            first, size_bytes = index, batch.HEADER_BYTES
+        size_bytes += own_bytes
     if first < len(records):
         yield records[first:]
 
@@ -649,8 +707,8 @@ def _payload(table: pa.Table, now_ms: int) -> pa.Table:
         raise InvalidRecordError(f"The Arrow table can't be appended: {error}") from error
 
 
-def _encode_rows(payload: pa.Table, compression: Compression) -> Iterator[bytes]:
+def _encode_rows(payload: pa.Table, compression: Compression, batch_bytes: int) -> Iterator[bytes]:
     offset = payload.schema.get_field_index("offset")
     numbered = payload.set_column(offset, PAYLOAD_SCHEMA.field("offset"), pa.array(np.arange(len(payload))))
     for records in numbered.to_batches(max_chunksize=65536):
-        yield from batch.encode_arrow(records, compression=compression, batch_bytes=BATCH_BYTES)
+        yield from batch.encode_arrow(records, compression=compression, batch_bytes=batch_bytes)

@@ -1,26 +1,295 @@
-"""What compaction would find in a partition, from metadata alone."""
+"""What compaction will do, and why: pure functions of metadata, settings and the time.
+
+A partition is *due* when its policy has `compact`, it has dirty segments that may be compacted, and its dirty
+ratio reaches min.cleanable.dirty.ratio or a dirty record is older than max.compaction.lag.ms; or when, with
+nothing dirty, tombstones could really go now; or, under any policy, when enough small segments wait to be joined.
+It is never due for something that a run can't change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
+from lastword.compaction import rules as rule
+from lastword.compaction.rules import ReaderHold, Rules
 from lastword.config import TopicSettings
 from lastword.segments.table import Positions, Segment
 
+Reason = Literal[
+    "max.compaction.lag.ms", "min.cleanable.dirty.ratio", "tombstones", "small segments", "asked for"
+]
+Way = Literal["one stage", "two stages", "Spark SQL"]
 
-def compactable(segments: Sequence[Segment], settings: TopicSettings, now_ms: int) -> list[Segment]:
+JOIN_COUNT = 8
+"""So many small neighbours make a partition due on their own."""
+
+BYTES_PER_KEY = 48
+"""What a set of keys needs for a key beside its bytes, at the worst moment of growing: slots that are at least
+three tenths full, an entry's head, and half of the entries once more."""
+
+MAX_RUNS_KEPT = 16
+MAX_SHARES = 16
+
+Distinct = Callable[[Sequence[Segment]], float]
+"""About how many distinct keys some segments have, from their sketches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionView:
+    """What planning knows of a partition."""
+
+    partition: int
+    positions: Positions
+    segments: tuple[Segment, ...]
+    log_end: int
+    hold: ReaderHold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a run will about reclaim."""
+
+    records: int
+    distinct_keys: int
+    garbage_records: int
+    reclaimed_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionPlan:
+    """A run of one partition: its segments, from the oldest to the last that may be compacted."""
+
+    topic: str
+    partition: int
+    reason: Reason
+    dirty_ratio: float
+    positions: Positions
+    segments: tuple[Segment, ...]
+    new_first_dirty: int
+    log_end: int
+    rules: Rules
+    keyed: bool
+    estimate: Estimate | None = None
+
+    @property
+    def records(self) -> int:
+        return sum(segment.records for segment in self.segments)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments)
+
+    @property
+    def dirty_records(self) -> int:
+        return sum(
+            segment.records for segment in self.segments if segment.last_offset >= self.positions.first_dirty
+        )
+
+
+def compactable(segments: Sequence[Segment], settings: TopicSettings, now_ms: int) -> tuple[Segment, ...]:
     """The segments of a partition, in offset order, before the first that min.compaction.lag.ms holds back."""
-    ready: list[Segment] = []
-    for segment in segments:
-        if now_ms - segment.max_timestamp_ms < settings.min_compaction_lag_ms:
-            break
-        ready.append(segment)
-    return ready
+    return tuple(
+        itertools.takewhile(
+            lambda segment: now_ms - segment.max_timestamp_ms >= settings.min_compaction_lag_ms, segments
+        )
+    )
 
 
-def dirty_ratio(segments: Sequence[Segment], at: Positions, settings: TopicSettings, now_ms: int) -> float:
-    """Compactable dirty bytes by clean and compactable dirty bytes; 0 where there are none."""
+def dirty_ratio(
+    segments: Sequence[Segment],
+    at: Positions,
+    settings: TopicSettings,
+    now_ms: int,
+    distinct: Distinct | None = None,
+) -> float:
+    """The dirty ratio by bytes, or, where the setting says so and sketches are at hand, by records."""
     ready = compactable(segments, settings, now_ms)
+    if settings.dirty_ratio_basis == "records" and distinct is not None:
+        if not any(segment.last_offset >= at.first_dirty for segment in ready):
+            return 0.0
+        keyed = sum(segment.records - segment.null_keys for segment in ready)
+        return max(0.0, keyed - distinct(ready)) / sum(segment.records for segment in ready) if keyed else 0.0
     dirty = sum(segment.size_bytes for segment in ready if segment.last_offset >= at.first_dirty)
     total = sum(segment.size_bytes for segment in ready)
     return dirty / total if total else 0.0
+
+
+def propose(
+    topic: str,
+    views: Sequence[PartitionView],
+    settings: TopicSettings,
+    now_ms: int,
+    *,
+    distinct: Distinct | None = None,
+    asked_for: bool = False,
+    force: bool = False,
+) -> list[PartitionPlan]:
+    """The partitions that are due, the overdue ones first, then the dirtiest.
+
+    With `asked_for` whatever is dirty is due; with `force` so is every partition that has compactable segments.
+    """
+    plans = [
+        plan
+        for view in views
+        if (plan := _propose_partition(topic, view, settings, now_ms, distinct, asked_for, force)) is not None
+    ]
+    return sorted(plans, key=urgency)
+
+
+def urgency(plan: PartitionPlan) -> tuple[bool, float]:
+    """Sorts plans of any topics: overdue before all others, then by dirty ratio."""
+    return plan.reason != "max.compaction.lag.ms", -plan.dirty_ratio
+
+
+def _propose_partition(
+    topic: str,
+    view: PartitionView,
+    settings: TopicSettings,
+    now_ms: int,
+    distinct: Distinct | None,
+    asked_for: bool,
+    force: bool,
+) -> PartitionPlan | None:
+    if not settings.compacts:
+        return _propose_join(topic, view, settings)
+    at = view.positions
+    ready = compactable(view.segments, settings, now_ms)
+    if not ready:
+        return None
+    # Everything up to the next segment has been through this run, also where the last records are gone.
+    following = view.segments[len(ready)].first_offset if len(ready) < len(view.segments) else at.sealed_end
+    new_first_dirty = max(at.first_dirty, following)
+    rules = rule.rules_for(
+        settings, at, compactable_end=new_first_dirty, log_end=view.log_end, hold=view.hold, now_ms=now_ms
+    )
+    ratio = dirty_ratio(view.segments, at, settings, now_ms, distinct)
+    reason = _reason(ready, at, settings, rules, ratio, now_ms, asked_for)
+    if reason is None and force:
+        reason = "asked for"
+    if reason is None:
+        return None
+    return PartitionPlan(
+        topic=topic,
+        partition=view.partition,
+        reason=reason,
+        dirty_ratio=ratio,
+        positions=at,
+        segments=ready,
+        new_first_dirty=new_first_dirty,
+        log_end=view.log_end,
+        rules=rules,
+        keyed=True,
+        estimate=None if distinct is None else estimate(ready, distinct),
+    )
+
+
+def _reason(
+    ready: Sequence[Segment],
+    at: Positions,
+    settings: TopicSettings,
+    rules: Rules,
+    ratio: float,
+    now_ms: int,
+    asked_for: bool,
+) -> Reason | None:
+    dirty = [segment for segment in ready if segment.last_offset >= at.first_dirty]
+    if dirty:
+        oldest_ms = min(segment.min_timestamp_ms for segment in dirty)
+        if settings.max_compaction_lag_ms is not None and now_ms - oldest_ms > settings.max_compaction_lag_ms:
+            return "max.compaction.lag.ms"
+        if ratio >= settings.min_cleanable_dirty_ratio:
+            return "min.cleanable.dirty.ratio"
+    if settings.tombstone_clock == "record":
+        could_go = any(each.deadline_ms <= now_ms for each in at.deadlines)
+    else:
+        could_go = bool(rules.expiring)
+    if could_go and _has_expiring(ready, rules):
+        return "tombstones"
+    if asked_for and (dirty or at.spared):
+        return "asked for"
+    return None
+
+
+def _has_expiring(ready: Sequence[Segment], rules: Rules) -> bool:
+    return any(
+        segment.null_values
+        and rule.may_expire(rules, segment.first_offset, segment.last_offset, segment.min_timestamp_ms)
+        for segment in ready
+    )
+
+
+def _propose_join(topic: str, view: PartitionView, settings: TopicSettings) -> PartitionPlan | None:
+    """Under `delete` alone: join runs of small neighbours, within a span of segment.ms so that retention can go on."""
+    run: list[Segment] = []
+    for segment in view.segments:
+        joined = [*run, segment]
+        fits = (
+            sum(each.size_bytes for each in joined) <= settings.segment_bytes
+            and max(each.max_timestamp_ms for each in joined) - min(each.min_timestamp_ms for each in joined)
+            <= settings.segment_ms
+        )
+        if not fits and len(run) >= JOIN_COUNT:
+            break
+        run = joined if fits else [segment]
+    if len(run) < JOIN_COUNT:
+        return None
+    at = view.positions
+    return PartitionPlan(
+        topic=topic,
+        partition=view.partition,
+        reason="small segments",
+        dirty_ratio=0.0,
+        positions=at,
+        segments=tuple(run),
+        new_first_dirty=at.first_dirty,
+        log_end=view.log_end,
+        rules=Rules(
+            strategy=settings.compaction_strategy,
+            header=None,
+            header_format=None,
+            log_start=at.log_start,
+            expiring=(),
+            retention_before_ms=None,
+        ),
+        keyed=False,
+    )
+
+
+def estimate(ready: Sequence[Segment], distinct: Distinct) -> Estimate:
+    """What a run over these segments will about reclaim, from sketches."""
+    records = sum(segment.records for segment in ready)
+    keyed = sum(segment.records - segment.null_keys for segment in ready)
+    keys = min(keyed, round(distinct(ready)))
+    garbage = keyed - keys
+    size_bytes = sum(segment.size_bytes for segment in ready)
+    return Estimate(
+        records=records,
+        distinct_keys=keys,
+        garbage_records=garbage,
+        reclaimed_bytes=size_bytes * garbage // records if records else 0,
+    )
+
+
+def set_bytes(keys: int, key_bytes: int) -> int:
+    """About the memory that a set of so many keys needs while it grows."""
+    return int(keys * (BYTES_PER_KEY + key_bytes * 3 / 2))
+
+
+def choose_way(
+    *, keys: int, key_bytes: int, size_bytes: int, memory_bytes: int, task_bytes: int, parallel: int
+) -> tuple[Way, int]:
+    """How a partition is compacted, and into how many shares its keys are dealt.
+
+    One task if its keys fit into a task's memory and it is not too large for one; else by shares of the keys,
+    as many as the memory or the machine asks for; past MAX_SHARES the keys are read too often, and Spark sorts.
+    """
+    needed = set_bytes(keys, key_bytes)
+    shares = -(-needed // memory_bytes)
+    if shares <= 1 and (size_bytes <= task_bytes or parallel <= 1):
+        return "one stage", 1
+    if shares <= MAX_SHARES:
+        return "two stages", max(shares, min(parallel, MAX_SHARES))
+    return "Spark SQL", 1

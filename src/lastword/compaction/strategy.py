@@ -9,9 +9,14 @@ import pyarrow.compute as pc
 
 from lastword import batch
 from lastword.config import TopicSettings
+from lastword.record import TimestampType
 
-_COLUMNS = {"offset": [], "first": [], "timestamp": ["timestamp"], "header": ["headers"]}
-_LOWEST = np.iinfo(np.int64).min
+_COLUMNS: dict[str, list[str]] = {
+    "offset": [],
+    "first": [],
+    "timestamp": ["timestamp"],
+    "header": ["headers"],
+}
 
 
 def version_columns(settings: TopicSettings) -> list[str]:
@@ -48,24 +53,35 @@ def _order(records: pa.Table, settings: TopicSettings) -> npt.NDArray[np.int64]:
         case "first":
             return rows[::-1]
         case "timestamp":
-            # A record without a timestamp has the lowest version, as its -1 says.
-            microseconds = pc.fill_null(records.column("timestamp").cast(pa.int64()), _LOWEST)
-            return np.lexsort((rows, microseconds.to_numpy()))
+            known, versions = timestamp_versions(records)
         case "header":
-            known, versions = _header_versions(records.column("headers"), settings)
-            return np.lexsort((rows, versions, known))
+            name, version_format = (
+                settings.compaction_strategy_header,
+                settings.compaction_strategy_header_format,
+            )
+            assert name is not None and version_format is not None
+            known, versions = header_versions(records.column("headers"), name, version_format)
+    return np.lexsort((rows, versions, known))
 
 
-def _header_versions(
-    headers: pa.ChunkedArray, settings: TopicSettings
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    name, version_format = settings.compaction_strategy_header, settings.compaction_strategy_header_format
-    assert version_format is not None
-    known, versions = np.zeros(len(headers), np.bool_), np.zeros(len(headers), np.int64)
+def timestamp_versions(records: pa.Table) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Whether each row has a version, and which. A record that came without a timestamp has none."""
+    timestamps = records.column("timestamp")
+    known = timestamps.is_valid().to_numpy()
+    if "timestamp_type" in records.column_names:
+        known = known & (records.column("timestamp_type").to_numpy() != int(TimestampType.NONE))
+    versions = pc.fill_null(timestamps.cast(pa.int64()), 0).to_numpy()
+    return known.astype(np.uint8), np.where(known, versions, 0)
+
+
+def header_versions(
+    headers: pa.ChunkedArray, name: str, version_format: batch.VersionFormat
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Whether each row has a readable version in the last header of that name, and which."""
+    known, versions = np.zeros(len(headers), np.uint8), np.zeros(len(headers), np.int64)
     for row, entries in enumerate(headers.to_pylist()):
-        # The last header of that name counts.
         value = next((each["value"] for each in reversed(entries or ()) if each["key"] == name), None)
         version = batch.parse_version(value, version_format)
         if version is not None:
-            known[row], versions[row] = True, version
+            known[row], versions[row] = 1, version
     return known, versions

@@ -27,8 +27,9 @@ from lastword.errors import InvalidConfigError
 
 NAMESPACES = "namespaces"
 CATALOG = "catalog"
+SPARK = "spark"
 TOPIC_DEFAULT_CONFIG = "topic.default_config"
-_SECTIONS = (NAMESPACES, CATALOG, TOPIC_DEFAULT_CONFIG)
+_SECTIONS = (NAMESPACES, CATALOG, SPARK, TOPIC_DEFAULT_CONFIG)
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -39,6 +40,7 @@ class _Contents:
     broker: dict[str, Given] = field(default_factory=dict)
     namespaces: dict[str, dict[str, Given]] = field(default_factory=dict)
     catalog: dict[str, Given] = field(default_factory=dict)
+    spark: dict[str, Given] = field(default_factory=dict)
     topic_default_config: dict[str, Given] = field(default_factory=dict)
 
 
@@ -57,6 +59,15 @@ class BrokerConfig:
     deleter_size_enabled: bool
     worker_initial_delay_ms: int
     worker_interval_ms: int
+    seal_interval_ms: int
+    retention_interval_ms: int
+    expire_interval_ms: int
+    collect_interval_ms: int
+    compaction_service_factory: str
+    compaction_task_memory_bytes: int
+    compaction_task_bytes: int
+    reader_hold_ms: int
+    reader_hold_max_ms: int
     collect_grace_ms: int
     snapshot_retention_ms: int
     lease_ttl_ms: int
@@ -64,6 +75,7 @@ class BrokerConfig:
     topic_default_config: Mapping[str, str]
     # Not in the repr: it goes to logs, and these have passwords.
     catalog: Mapping[str, str] = field(repr=False)
+    spark: Mapping[str, str] = field(repr=False)
     _contents: _Contents = field(repr=False)
 
     @classmethod
@@ -90,6 +102,7 @@ class BrokerConfig:
             **values,
             topic_default_config=_texts(contents.topic_default_config),
             catalog=_texts(contents.catalog),
+            spark=_texts(contents.spark),
             _contents=contents,
         )
 
@@ -109,7 +122,8 @@ class BrokerConfig:
         return [
             *effective.values(),
             *_broker_settings(self._contents),
-            *_catalog_properties(self._contents.catalog),
+            *_properties(CATALOG, f"{CATALOG}.", self._contents.catalog),
+            *_properties(SPARK, "", self._contents.spark),
             *_default_config(self._contents.topic_default_config),
         ]
 
@@ -144,6 +158,8 @@ def _put(entry: Entry, contents: _Contents) -> None:
         _put_namespace(key.removeprefix(f"{NAMESPACES}."), entry, contents)
     elif key.startswith(f"{CATALOG}."):
         contents.catalog[key.removeprefix(f"{CATALOG}.")] = Given(_property(entry), where)
+    elif key.startswith(f"{SPARK}."):
+        contents.spark[key] = Given(_property(entry), where)
     elif key.startswith(f"{TOPIC_DEFAULT_CONFIG}."):
         setting = key.removeprefix(f"{TOPIC_DEFAULT_CONFIG}.")
         text = check_topic_setting(setting, entry.value, where=f"{where}: {TOPIC_DEFAULT_CONFIG}")
@@ -227,12 +243,13 @@ def _broker_settings(contents: _Contents) -> Iterator[EffectiveSetting]:
             yield EffectiveSetting(key=setting.key, value=given.text, source="broker", where=given.where)
 
 
-def _catalog_properties(given: Mapping[str, Given]) -> Iterator[EffectiveSetting]:
+def _properties(section: str, prefix: str, given: Mapping[str, Given]) -> Iterator[EffectiveSetting]:
+    """What is passed on untouched: to pyiceberg, to Spark."""
     if not given:
-        yield EffectiveSetting(key=CATALOG, value="", source="default")
+        yield EffectiveSetting(key=section, value="", source="default")
     for key, value in given.items():
         yield EffectiveSetting(
-            key=f"{CATALOG}.{key}", value=mask(key, value.text), source="broker", where=value.where
+            key=f"{prefix}{key}", value=mask(key, value.text), source="broker", where=value.where
         )
 
 

@@ -17,11 +17,14 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import PY_IO_IMPL
-from sqlalchemy import URL
+from sqlalchemy import URL, event
 from sqlalchemy.exc import SQLAlchemyError
 
 from lastword import steps
@@ -48,6 +51,18 @@ def sqlite_properties(path: Path) -> dict[str, str]:
     return {"type": "sql", "uri": uri.render_as_string()}
 
 
+def _make_commits_last(catalog: Catalog) -> None:
+    """A commit of SQLite ends with the removal of a file, which a power cut can undo unless its folder is synced."""
+    if isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name == "sqlite":
+
+        @event.listens_for(catalog.engine, "connect")
+        def sync_folder_too(connection: Any, _: object) -> None:
+            connection.execute("PRAGMA synchronous = EXTRA")
+
+        # Those made so far are made anew.
+        catalog.engine.dispose()
+
+
 class IcebergCatalog:
     """The tables of all topics."""
 
@@ -71,6 +86,7 @@ class IcebergCatalog:
                 catalog = load_catalog(CATALOG_NAME, **given)
             except ValueError as error:
                 raise InvalidConfigError(f"The catalog's properties: {error}") from error
+        _make_commits_last(catalog)
         opened = cls(catalog=catalog, warehouse=warehouse, clock=clock)
         try:
             opened._finish_drops()
@@ -80,7 +96,7 @@ class IcebergCatalog:
 
     def create(self, topic: TopicInfo) -> IcebergTable:
         identifier = mapping.identifier_of(topic.name)
-        location = "/".join((self._warehouse, *identifier, topic.id.hex))
+        location = self._location(topic.name, topic.id)
         with mapped(f"Creating the topic {topic.name}"):
             self._ensure_namespace(identifier[0])
             if self._loader.exists(identifier):
@@ -110,6 +126,10 @@ class IcebergCatalog:
                     raise
         steps.reached("create.done")
         return self.load(topic.name)
+
+    def abandon(self, name: str, topic_id: UUID) -> None:
+        with mapped(f"Removing what is left of the creation of {name}"):
+            FileTree(self._file_io, self._location(name, topic_id)).remove()
 
     def load(self, name: str) -> IcebergTable:
         with mapped(f"Loading the topic {name}"):
@@ -154,6 +174,9 @@ class IcebergCatalog:
 
     def close(self) -> None:
         self._catalog.close()
+
+    def _location(self, name: str, topic_id: UUID) -> str:
+        return "/".join((self._warehouse, *mapping.identifier_of(name), topic_id.hex))
 
     @property
     def _notes(self) -> str:

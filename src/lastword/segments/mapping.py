@@ -30,7 +30,7 @@ from pyiceberg.types import (
 
 from lastword.errors import StorageError, UnknownTopicError
 from lastword.segments.parquet import FIELD_IDS, HEADER_FIELD_IDS
-from lastword.segments.table import Positions, Segment, Snapshot, TopicInfo
+from lastword.segments.table import Deadline, LastRun, Positions, Segment, Snapshot, TopicInfo
 
 DEFAULT_NAMESPACE = "default"
 
@@ -143,11 +143,17 @@ def positions_to_json(positions: Sequence[Positions]) -> str:
 
 
 def positions_from_json(text: str) -> tuple[Positions, ...]:
+    return tuple(_positions_from(each) for each in json.loads(text))
+
+
+def _positions_from(values: Mapping[str, Any]) -> Positions:
     known = {field.name for field in fields(Positions)}
-    return tuple(
-        Positions(**{name: _as_tuples(value) for name, value in each.items() if name in known})
-        for each in json.loads(text)
-    )
+    given = {name: _as_tuples(value) for name, value in values.items() if name in known}
+    if "deadlines" in given:
+        given["deadlines"] = tuple(Deadline(*each) for each in given["deadlines"])
+    if "last_run" in given:
+        given["last_run"] = LastRun(*given["last_run"])
+    return Positions(**given)
 
 
 def _changed_fields(positions: Positions) -> dict[str, Any]:

@@ -11,10 +11,12 @@ collector removes it.
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +29,7 @@ from lastword.errors import CorruptError, StorageError
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
 from lastword.segments.fileio import SyncedFileIO
 from lastword.segments.foreign import mapped
+from lastword.segments.sketch import KeySketch
 from lastword.segments.table import Segment, SegmentGoneError
 
 ROW_GROUP_ROWS = 16 * 1024
@@ -34,6 +37,12 @@ ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 FORMAT_KEY = b"lastword.segment.format"
 """In the footer of the files that we write: rows are in offset order, in row groups with statistics."""
+
+NULL_VALUES_KEY = b"lastword.segment.null-values"
+"""In the footer: how many values of each row group are null, as a JSON list."""
+
+SKETCH_KEY = b"lastword.segment.key-sketch"
+"""In the footer: a sketch of the file's keys (sketch.py), in base64."""
 
 FIELD_IDS = {
     "partition": 1,
@@ -93,7 +102,8 @@ class SegmentFiles:
     """Where a topic's segment files are and how to reach them. Small, and can be pickled to executors."""
 
     location: str
-    properties: Mapping[str, str]
+    # They may have an object store's secrets, which must not get into a log.
+    properties: Mapping[str, str] = field(repr=False)
 
     def writer(self, partition: int, first_offset: int, job_id: str) -> SegmentFileWriter:
         if not _JOB_ID.fullmatch(job_id):
@@ -102,14 +112,17 @@ class SegmentFiles:
             )
         name = f"{first_offset:020d}-{job_id}-{new_uuid().hex[:8]}.parquet"
         path = f"{self.location}/data/partition={partition}/{name}"
-        return SegmentFileWriter(file_io=SyncedFileIO(self.properties), path=path, partition=partition)
+        return SegmentFileWriter(file_io=self.file_io(), path=path, partition=partition)
 
     def read(
         self, segment: Segment, columns: Sequence[str] | None = None, from_offset: int = 0
     ) -> Iterator[pa.RecordBatch]:
         """Records of a segment from an offset on, as PAYLOAD_SCHEMA or its `columns`, a row group at a time."""
         schema = PAYLOAD_SCHEMA if columns is None else _selected(columns)
-        return _read(SyncedFileIO(self.properties), segment, schema, from_offset)
+        return _read(self.file_io(), segment, schema, from_offset)
+
+    def file_io(self) -> SyncedFileIO:
+        return SyncedFileIO(self.properties)
 
 
 def job_of(path: str) -> str | None:
@@ -131,6 +144,8 @@ class SegmentFileWriter:
         self._stream: Any = None
         self._parquet: pq.ParquetWriter | None = None
         self._counts = _Counts()
+        self._null_values: list[int] = []
+        self._sketch = KeySketch()
         self._segment: Segment | None = None
         self._closed = False
 
@@ -165,6 +180,12 @@ class SegmentFileWriter:
         if self._parquet is None:
             return None
         with mapped("Finishing a segment file", self._path):
+            self._parquet.add_key_value_metadata(
+                {
+                    NULL_VALUES_KEY: json.dumps(self._null_values).encode(),
+                    SKETCH_KEY: base64.b64encode(self._sketch.to_bytes()),
+                }
+            )
             self._parquet.close()
             size_bytes = self._stream.tell()
             self._stream.close()
@@ -184,7 +205,10 @@ class SegmentFileWriter:
     def _write_row_group(self) -> None:
         if not self._waiting:
             return
-        rows = pa.Table.from_batches(self._waiting, PAYLOAD_SCHEMA)
+        rows = pa.Table.from_batches(self._waiting, PAYLOAD_SCHEMA).combine_chunks()
+        self._null_values.append(rows.column("value").null_count)
+        for keys in rows.column("key").chunks:
+            self._sketch.add(keys)
         partition = pa.repeat(pa.scalar(self._partition, pa.int32()), rows.num_rows)
         columns = [partition, *(rows.column(name) for name in FILE_SCHEMA.names[1:])]
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
@@ -283,10 +307,10 @@ def _selected(columns: Sequence[str]) -> pa.Schema:
 def _read(
     file_io: SyncedFileIO, segment: Segment, schema: pa.Schema, from_offset: int
 ) -> Iterator[pa.RecordBatch]:
-    with _damage_named(file_io, segment):
+    with damage_named(file_io, segment):
         source = file_io.new_input(segment.path).open()
     with source:
-        with _damage_named(file_io, segment):
+        with damage_named(file_io, segment):
             parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True)
         ours = FORMAT_KEY in (parquet.metadata.metadata or {})
         needed = _needed_columns(schema, segment, from_offset, sort=not ours)
@@ -296,7 +320,7 @@ def _read(
             # Another engine wrote it: nothing is known about the order of its rows.
             groups = [range(parquet.num_row_groups)]
         for group in groups:
-            with _damage_named(file_io, segment):
+            with damage_named(file_io, segment):
                 rows = parquet.read_row_groups(list(group), columns=needed)
                 if not ours:
                     rows = rows.sort_by("offset")
@@ -328,18 +352,18 @@ def _row_groups(parquet: pq.ParquetFile, from_offset: int) -> list[int]:
 
 def _as_payload(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     columns = []
-    for field in schema:
-        column = rows.column(field.name)
-        if field.name == "timestamp":
+    for wanted in schema:
+        column = rows.column(wanted.name)
+        if wanted.name == "timestamp":
             absent = pc.equal(rows.column("timestamp_type"), int(TimestampType.NONE))
             if pc.any(absent).as_py():
                 column = pc.if_else(absent, pa.scalar(None, column.type), column)
-        columns.append(column if column.type.equals(field.type) else column.cast(field.type))
+        columns.append(column if column.type.equals(wanted.type) else column.cast(wanted.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
 @contextmanager
-def _damage_named(file_io: SyncedFileIO, segment: Segment) -> Iterator[None]:
+def damage_named(file_io: SyncedFileIO, segment: Segment) -> Iterator[None]:
     """Tell a damaged file (CorruptError) from one that is gone and from storage that does not answer."""
     try:
         yield

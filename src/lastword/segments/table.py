@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
 
 from lastword.errors import ConflictError, StorageError
+
+if TYPE_CHECKING:
+    from lastword.segments.parquet import SegmentFiles
 
 T = TypeVar("T")
 
@@ -43,17 +46,39 @@ class Segment:
     null_values: int
 
 
+class Deadline(NamedTuple):
+    """Tombstones with offsets in [start, end) may go from `deadline_ms` on; there may be none."""
+
+    start: int
+    end: int
+    deadline_ms: int
+
+
+class LastRun(NamedTuple):
+    """What the last compaction of a partition did."""
+
+    time_ms: int
+    duration_ms: int
+    reclaimed_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """How far a partition has come. None of them ever moves down.
+    """How far a partition has come. None of the offsets ever moves down.
 
-    `epochs` are pairs of leader epoch and the first offset written under it, oldest first.
+    `epochs` are pairs of leader epoch and the first offset written under it, oldest first. The rest is what
+    compaction must remember from one run to the next: when tombstones may go, when the last runs began and how
+    far the log had come by then (pairs, oldest first), and whether one of them has spared superseded records.
     """
 
     log_start: int = 0
     first_dirty: int = 0
     sealed_end: int = 0
     epochs: tuple[tuple[int, int], ...] = ()
+    deadlines: tuple[Deadline, ...] = ()
+    runs: tuple[tuple[int, int], ...] = ()
+    spared: bool = False
+    last_run: LastRun | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +132,7 @@ class SegmentWriter(Protocol):
 
     def __enter__(self) -> SegmentWriter: ...
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, /, *rest: object) -> None: ...
 
 
 class SegmentTable(Protocol):
@@ -116,6 +141,11 @@ class SegmentTable(Protocol):
     @property
     def location(self) -> str:
         """Where the table's files are, as a URI."""
+        ...
+
+    @property
+    def files(self) -> SegmentFiles:
+        """How to read and write its segment files without the table, on any machine."""
         ...
 
     def snapshot(self, snapshot_id: int | None = None) -> Snapshot:
@@ -190,6 +220,10 @@ class SegmentCatalog(Protocol):
 
     def create(self, topic: TopicInfo) -> SegmentTable:
         """TopicExistsError if the name is taken, also by one that is being deleted."""
+        ...
+
+    def abandon(self, name: str, topic_id: UUID) -> None:
+        """Remove the files of a topic whose creation was cut short. The catalog must not have it."""
         ...
 
     def load(self, name: str) -> SegmentTable:

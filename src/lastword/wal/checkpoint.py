@@ -65,7 +65,7 @@ def save_writer(folder: Path, checkpoint: WriterCheckpoint) -> None:
 def load_writer(folder: Path) -> WriterCheckpoint | None:
     """None if there is none, or none that can be read: recovery then rebuilds it from the files."""
     data = _load(folder / WRITER_FILE)
-    if data is None:
+    if data is None or not data.get("files"):
         return None
     try:
         return WriterCheckpoint(

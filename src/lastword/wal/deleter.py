@@ -21,7 +21,7 @@ from lastword.config import BrokerConfig, TopicSettings
 from lastword.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal.checkpoint import DeleterCheckpoint
-from lastword.wal.files import ASIDE_FOLDER, WalFile
+from lastword.wal.files import ASIDE_FOLDER, WalFile, file_name
 
 logger = logging.getLogger(__name__)
 
@@ -124,14 +124,23 @@ def propose(wals: Sequence[LocalWal], config: BrokerConfig, now_ms: int) -> list
         proposed += chosen
         spared += [(wal, file) for file in left]
         total_bytes += wal.size_bytes - sum(each.file.size_bytes or 0 for each in chosen)
-    if config.wal_max_bytes is not None:
-        # Within a partition files must go in order, and they do: an older file was rolled earlier.
-        for wal, file in sorted(spared, key=lambda each: (each[1].rolled_ms or 0, each[1].seq)):
+    if config.deleter_size_enabled and config.wal_max_bytes is not None:
+        for wal, file in _oldest_first(spared):
             if total_bytes <= config.wal_max_bytes:
                 break
             proposed.append(_deletion(wal, file, "wal.max.bytes", now_ms))
             total_bytes -= file.size_bytes or 0
     return proposed
+
+
+def _oldest_first(spared: Sequence[tuple[LocalWal, LocalFile]]) -> list[tuple[LocalWal, LocalFile]]:
+    """By the time of the roll, but within a partition always in order, also where a clock was put back."""
+    aged: list[tuple[int, int, tuple[LocalWal, LocalFile]]] = []
+    latest_ms: dict[Path, int] = {}
+    for wal, file in spared:
+        latest_ms[wal.folder] = max(latest_ms.get(wal.folder, 0), file.rolled_ms or 0)
+        aged.append((latest_ms[wal.folder], file.seq, (wal, file)))
+    return [each for _, _, each in sorted(aged, key=lambda entry: entry[:2])]
 
 
 def _propose_one(wal: LocalWal, config: BrokerConfig, now_ms: int) -> tuple[list[Deletion], list[LocalFile]]:
@@ -141,7 +150,7 @@ def _propose_one(wal: LocalWal, config: BrokerConfig, now_ms: int) -> tuple[list
     sealed = [file for file in wal.files if file.end_offset is not None and file.end_offset <= wal.sealed_end]
     left_bytes = wal.size_bytes
     for index, file in enumerate(sealed):
-        age_ms = now_ms - (file.rolled_ms or now_ms)
+        age_ms = _age_ms(file, now_ms)
         rule: Rule | None = None
         if file.size_bytes is None:
             rule = "already gone"
@@ -168,29 +177,35 @@ def _deletion(wal: LocalWal, file: LocalFile, rule: Rule, now_ms: int) -> Deleti
     return Deletion(
         topic=wal.topic,
         partition=wal.partition,
-        path=wal.folder / WalFile(seq=file.seq, first_offset=file.first_offset, opened_ms=0).name,
+        path=wal.folder / file_name(file.seq),
         file=file,
         rule=rule,
-        age_ms=now_ms - (file.rolled_ms or now_ms),
+        age_ms=_age_ms(file, now_ms),
     )
+
+
+def _age_ms(file: LocalFile, now_ms: int) -> int:
+    return max(0, now_ms - (file.rolled_ms or now_ms))
 
 
 def execute(wals: Sequence[LocalWal], deletions: Sequence[Deletion], now_ms: int) -> Deleted:
     """Remove the files, oldest first, and note where each WAL starts now. One that can't go stops its partition."""
     done: list[Deletion] = []
     errors: list[str] = []
+    by_folder: dict[Path, list[Deletion]] = {}
+    for each in deletions:
+        by_folder.setdefault(each.path.parent, []).append(each)
+    left_bytes: dict[str, int] = {}
     for wal in wals:
-        removed, error = _execute_one(
-            wal, [each for each in deletions if each.topic == wal.topic and each.partition == wal.partition]
-        )
+        removed, error = _execute_one(wal, by_folder.get(wal.folder, []))
         done += removed
         if error is not None:
             errors.append(error)
+        freed_bytes = sum(each.file.size_bytes or 0 for each in removed)
+        left_bytes[wal.topic] = left_bytes.get(wal.topic, 0) + wal.size_bytes - freed_bytes
         _remove_old_asides(wal.folder, now_ms)
-    for topic in {wal.topic for wal in wals}:
-        left = sum(wal.size_bytes for wal in wals if wal.topic == topic)
-        freed = sum(each.file.size_bytes or 0 for each in done if each.topic == topic)
-        metrics.WAL_DISK_USAGE.labels(topic).set(left - freed)
+    for topic, size_bytes in left_bytes.items():
+        metrics.WAL_DISK_USAGE.labels(topic).set(size_bytes)
         metrics.WAL_RETENTION_LAST_RUN.labels(topic).set(now_ms / 1000)
     return Deleted(deletions=tuple(done), errors=tuple(errors))
 
@@ -234,17 +249,25 @@ def _execute_one(wal: LocalWal, deletions: Sequence[Deletion]) -> tuple[list[Del
     if done:
         gone = {each.file.seq for each in done}
         oldest = next(file for file in wal.files if file.seq not in gone)
-        checkpoints.save_deleter(
-            wal.folder, DeleterCheckpoint(start_seq=oldest.seq, start_offset=oldest.first_offset)
-        )
-        reached("deleter.noted")
+        try:
+            checkpoints.save_deleter(
+                wal.folder, DeleterCheckpoint(start_seq=oldest.seq, start_offset=oldest.first_offset)
+            )
+            reached("deleter.noted")
+        except OSError as caught:
+            # The next cycle finds that the files are gone, and notes it then.
+            error = f"Can't note in {wal.folder} what was removed: {caught.strerror or caught}."
+            logger.error("%s", error)
+            metrics.WAL_RETENTION_ERRORS.labels(wal.topic).inc()
     return done, error
 
 
 def _remove_old_asides(folder: Path, now_ms: int) -> None:
     aside = folder / ASIDE_FOLDER
-    if not aside.exists():
-        return
-    for path in aside.iterdir():
-        if now_ms - path.stat().st_mtime_ns // 1_000_000 > ASIDE_KEPT_MS:
-            path.unlink(missing_ok=True)
+    try:
+        for path in aside.iterdir() if aside.exists() else ():
+            # When it was put there, not when it was last written, which may be long ago.
+            if now_ms - path.stat().st_ctime_ns // 1_000_000 > ASIDE_KEPT_MS:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("can't clean up %s: %s", aside, error)

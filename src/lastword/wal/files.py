@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from lastword import batch
 from lastword.batch import BatchHeader
-from lastword.errors import CorruptError
+from lastword.errors import CorruptError, LastwordError, StorageError
 
 ASIDE_FOLDER = "aside"
 CHUNK_BYTES = 4 << 20
@@ -29,17 +30,25 @@ def list_seqs(folder: Path) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalFile:
-    """What the writer recorded of a file. `size_bytes` and `rolled_ms` are None while it is active."""
+    """What the writer recorded of a file. `size_bytes` and `rolled_ms` are None while it is active.
+
+    `gap_end` is set where repair gave up offsets that no file holds: those from `first_offset` up to it are gone.
+    """
 
     seq: int
     first_offset: int
     opened_ms: int
     size_bytes: int | None = None
     rolled_ms: int | None = None
+    gap_end: int | None = None
 
     @property
     def name(self) -> str:
         return file_name(self.seq)
+
+    @property
+    def first_batch_offset(self) -> int:
+        return self.first_offset if self.gap_end is None else self.gap_end
 
     @property
     def is_active(self) -> bool:
@@ -58,18 +67,15 @@ class PlacedBatch:
     position: int
 
 
-def walk(
-    path: Path, *, position: int = 0, end_position: int | None = None, expected_offset: int = 0
-) -> Iterator[PlacedBatch]:
+def walk(path: Path, *, position: int = 0, end_position: int, expected_offset: int) -> Iterator[PlacedBatch]:
     """The batches of a file, each checked, from a position where one starts up to `end_position`.
 
-    CorruptError where the bytes don't make a whole batch with a right checksum and an offset that is not
-    before the ones already seen. Memory is bounded by a chunk or by the largest batch.
+    CorruptError where the bytes don't make a whole batch with a right checksum and the offset that follows on
+    the one before: the checksum does not cover the offset, and a wrong one must not pass for a gap. Memory is
+    bounded by a chunk or by the largest batch.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if end_position is None:
-            end_position = os.fstat(fd).st_size
         yield from walk_open(
             fd, path, position=position, end_position=end_position, expected_offset=expected_offset
         )
@@ -128,7 +134,7 @@ def _batch_at(
         raise damaged(path, expected_offset, position, "the file ends within a batch")
     if at + header.size_bytes > len(chunk):
         return header.size_bytes
-    if header.base_offset < expected_offset:
+    if header.base_offset != expected_offset:
         raise damaged(
             path,
             expected_offset,
@@ -138,6 +144,16 @@ def _batch_at(
     if not batch.check_crc(chunk, header, at):
         raise damaged(path, expected_offset, position, "a batch's checksum is wrong")
     return PlacedBatch(header, chunk[at : at + header.size_bytes], position)
+
+
+def unreadable(path: Path, offset: int, error: OSError) -> LastwordError:
+    """What a failed read of a file says: that its bytes are lost, or that something else is in the way."""
+    what = f"{path} can't be read at offset {offset}: {error.strerror or error}."
+    if error.errno == errno.EIO:
+        return CorruptError(
+            f"{what} `lastword wal repair` shows what can be kept.", path=str(path), offset=offset
+        )
+    return StorageError(what)
 
 
 def damaged(path: Path, offset: int, position: int, what: str) -> CorruptError:

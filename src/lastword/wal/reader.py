@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from lastword import batch
 from lastword.errors import CorruptError
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import state as states
-from lastword.wal.files import CHUNK_BYTES, PlacedBatch, WalFile, damaged, walk, walk_open
+from lastword.wal.files import CHUNK_BYTES, PlacedBatch, WalFile, damaged, unreadable, walk, walk_open
 
 INDEX_EVERY_BYTES = 64 << 10
 DECODE_BYTES = 4 << 20
@@ -58,6 +59,11 @@ class WalReader:
         # Where some of the batches of each file start, found while walking: (offset, position), ascending.
         self._index: dict[int, list[tuple[int, int]]] = {}
 
+    def end(self) -> int | None:
+        """The first offset that can't be read yet; None if the partition has no WAL yet."""
+        state = states.load(self._folder)
+        return None if state is None else state.visible_offset
+
     def extent(self) -> WalExtent | None:
         """What can be read now; None if the partition has no WAL yet."""
         state = states.load(self._folder)
@@ -78,8 +84,16 @@ class WalReader:
                 cursor = self._seek(offset, state)
                 return self._read_from(cursor, state, max_bytes)
             except FileNotFoundError:
-                # The deleter took the file between our look at the checkpoint and now.
+                # The deleter took the file between our look at the checkpoint and now, or recovery copied it.
+                self.close()
                 self._look()
+            except CorruptError:
+                # Repair may put another file in its place.
+                self.close()
+                self._index.clear()
+                raise
+            except OSError as error:
+                raise unreadable(self._folder, offset, error) from error
         raise OffsetGoneError
 
     def close(self) -> None:
@@ -110,7 +124,7 @@ class WalReader:
     def _open(self, file: WalFile, offset: int, state: states.WalState) -> _Cursor:
         self.close()
         path = self._folder / file.name
-        at_offset, position = file.first_offset, 0
+        at_offset, position = file.first_batch_offset, 0
         known = self._index.setdefault(file.seq, [])
         if index := bisect_right(known, offset, key=lambda entry: entry[0]):
             at_offset, position = known[index - 1]
@@ -124,7 +138,8 @@ class WalReader:
         index = self._index[cursor.file.seq]
         while cursor.position < end:
             header = self._header(cursor)
-            if header.next_offset > offset:
+            if header.next_offset > offset or header.base_offset != cursor.offset:
+                # The walk that follows says so if it is not the batch that must be here.
                 return
             cursor.position += header.size_bytes
             cursor.offset = header.next_offset
@@ -150,9 +165,9 @@ class WalReader:
         # Rolled since the checkpoint was read: look again for its size.
         self._look()
         for each in self._files:
-            if each.seq == file.seq and each.size_bytes is not None:
-                return each.size_bytes
-        return 0
+            if each.seq == file.seq:
+                return each.size_bytes or 0
+        raise FileNotFoundError(file.name)
 
     def _read_from(self, cursor: _Cursor, state: states.WalState, max_bytes: int) -> list[PlacedBatch]:
         found: list[PlacedBatch] = []
@@ -178,9 +193,15 @@ class WalReader:
                 if found:
                     return found
                 raise
-            if cursor.file.seq >= state.seq or (following := self._file_after(cursor.file)) is None:
+            if found or cursor.file.seq >= state.seq:
                 return found
-            cursor = self._open(following, max(cursor.offset, following.first_offset), state)
+            following = self._file_after(cursor.file)
+            if following is None:
+                return found
+            if following.first_offset > cursor.offset:
+                # Files in between were taken by the deleter, or are missing.
+                raise OffsetGoneError
+            cursor = self._open(following, cursor.offset, state)
 
     def _file_after(self, file: WalFile) -> WalFile | None:
         for _ in range(2):
@@ -191,31 +212,39 @@ class WalReader:
         return None
 
 
-def read_file(folder: Path, file: WalFile, *, from_offset: int) -> Iterator[PlacedBatch]:
-    """The batches of a rolled file that reach `from_offset` or beyond; CorruptError if one is damaged."""
+def read_file(folder: Path, file: WalFile, *, from_offset: int, end_offset: int) -> Iterator[PlacedBatch]:
+    """The batches of a rolled file that reach `from_offset` or beyond, all of them up to `end_offset`.
+
+    CorruptError if one is damaged or missing.
+    """
     assert file.size_bytes is not None
+    path = folder / file.name
+    offset = file.first_batch_offset
     try:
-        for placed in walk(
-            folder / file.name, end_position=file.size_bytes, expected_offset=file.first_offset
-        ):
-            if placed.header.next_offset > from_offset:
+        for placed in walk(path, end_position=file.size_bytes, expected_offset=offset):
+            offset = placed.header.next_offset
+            if offset > from_offset:
                 yield placed
     except FileNotFoundError:
-        path = folder / file.name
         raise CorruptError(
             f"{path} is missing, and its records from offset {from_offset} on are not sealed yet. "
             f"`lastword wal repair` shows what can be kept.",
             path=str(path),
             offset=from_offset,
         ) from None
+    except OSError as error:
+        raise unreadable(path, offset, error) from error
+    if offset != end_offset:
+        raise damaged(path, offset, file.size_bytes, f"the records up to offset {end_offset - 1} are missing")
 
 
 def decode(batches: Iterable[PlacedBatch], *, from_offset: int) -> Iterator[pa.RecordBatch]:
     """The records of batches from an offset on, some batches at a time: that is much cheaper for small ones."""
     for chunk in _chunks(batches):
         records = batch.decode_many([each.data for each in chunk])
-        skipped = from_offset - chunk[0].header.base_offset
-        records = records.slice(skipped) if skipped > 0 else records
+        if chunk[0].header.base_offset < from_offset:
+            # By the offsets, not by counting: a batch may span offsets whose records are gone.
+            records = records.slice(int(np.searchsorted(records.column("offset").to_numpy(), from_offset)))
         if records.num_rows:
             yield records
 

@@ -2,7 +2,7 @@
 
 By its steps:
 1. believe `writer.json`, or rebuild it from the files if it is missing or names fewer files than there are;
-2. if the WAL was closed in order, trust `wal.state` and read nothing;
+2. if it was believed and the WAL was closed in order, trust `wal.state` and read nothing;
 3. else walk the active file. Bytes that don't make a whole batch are a torn tail if they lie after what
    `wal.state` knows to be durable: they are cut and kept aside. If they lie before it, they are damage: the
    file is left as it is, its damage is noted, and appends go on in a new file behind it;
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
@@ -28,7 +29,7 @@ from lastword.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import state as states
 from lastword.wal.checkpoint import Damage, WriterCheckpoint
-from lastword.wal.files import ASIDE_FOLDER, WalFile, file_name, list_seqs, walk
+from lastword.wal.files import ASIDE_FOLDER, CHUNK_BYTES, WalFile, file_name, list_seqs, walk
 from lastword.wal.state import Phase, StateFile, WalState
 from lastword.wal.writer import OpenedWal, create_file
 
@@ -50,98 +51,167 @@ class Floor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Walked:
-    """How far a file holds whole batches, and why not further."""
+    """How far a file holds whole batches, why not further, and the leader epochs of those batches."""
 
     end_offset: int
     end_position: int
     problem: str | None
+    epochs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """The checkpoint to go on from. One that was rebuilt is not on disk yet, and its epochs may be too old."""
+
+    checkpoint: WriterCheckpoint
+    rebuilt: bool = False
 
 
 def open_wal(folder: Path, *, topic_id: UUID, partition: int, floor: Floor, now_ms: int) -> OpenedWal:
     """Open the WAL of a partition, or start one; a disk that fails leaves it readable, with `failed` set."""
-    disk.make_folder(folder)
-    found = _load_checkpoint(folder, topic_id=topic_id, partition=partition, floor=floor)
-    if found is None:
-        return _start(folder, topic_id=topic_id, partition=partition, floor=floor, now_ms=now_ms)
+    found: _Found | None = None
     try:
+        disk.make_folder(folder)
+        found = _load_checkpoint(folder, topic_id=topic_id, partition=partition, floor=floor)
+        if found is None:
+            return _start(folder, topic_id=topic_id, partition=partition, floor=floor, now_ms=now_ms)
         return _reopen(folder, found, floor=floor, now_ms=now_ms)
     except OSError as error:
         failed = f"Can't recover the WAL in {folder}: {error.strerror or error}. It can be read, not written."
         logger.error("%s", failed)
-        known = states.load(folder)
-        end_offset = max(floor.offset, found.active.first_offset, known.visible_offset if known else 0)
-        return OpenedWal(checkpoint=found, end_offset=end_offset, end_position=0, failed=failed)
+    if found is not None:
+        checkpoint = found.checkpoint
+    else:
+        file = WalFile(seq=1, first_offset=floor.offset, opened_ms=now_ms)
+        epochs = floor.epochs or ((0, 0),)
+        checkpoint = WriterCheckpoint(topic_id=topic_id, partition=partition, files=(file,), epochs=epochs)
+    end_offset = max(floor.offset, checkpoint.active.first_offset, _shown_before(folder))
+    return OpenedWal(checkpoint=checkpoint, end_offset=end_offset, end_position=0, failed=failed)
 
 
 def _start(folder: Path, *, topic_id: UUID, partition: int, floor: Floor, now_ms: int) -> OpenedWal:
-    # A table that is ahead of a WAL that is not there means that the WAL was lost: that is an unclean open.
-    epochs = _raised(floor.epochs, floor.offset) if floor.offset or floor.epochs else ((0, 0),)
-    file = WalFile(seq=1, first_offset=floor.offset, opened_ms=now_ms)
+    # A state or a table that is ahead of files that are not there means that the WAL was lost: that is an
+    # unclean open, and what was acknowledged and is not sealed is missing, which sealing and reading then say.
+    known, deleter = states.load(folder), checkpoints.load_deleter(folder)
+    first_offset = max(floor.offset, known.visible_offset if known else 0)
+    epochs = _raised(floor.epochs, first_offset) if first_offset or floor.epochs else ((0, 0),)
+    # Not a number that an old state or the deleter knows: they would speak of another file.
+    seq = 1 + max(known.seq if known else 0, deleter.start_seq if deleter else 0)
+    file = WalFile(seq=seq, first_offset=first_offset, opened_ms=now_ms)
     os.close(create_file(folder, file))
     reached("wal.started.created")
     started = WriterCheckpoint(topic_id=topic_id, partition=partition, files=(file,), epochs=epochs)
-    return _go_on(folder, started, floor.offset, 0)
+    return _go_on(folder, started, first_offset, 0)
 
 
-def _load_checkpoint(
-    folder: Path, *, topic_id: UUID, partition: int, floor: Floor
-) -> WriterCheckpoint | None:
+def _shown_before(folder: Path) -> int:
+    try:
+        known = states.load(folder)
+    except OSError:
+        # Reported already: it is why the WAL can't be opened.
+        return 0
+    return known.visible_offset if known else 0
+
+
+def _load_checkpoint(folder: Path, *, topic_id: UUID, partition: int, floor: Floor) -> _Found | None:
     there = list_seqs(folder)
     saved = checkpoints.load_writer(folder)
     if saved is not None:
         unnamed = [seq for seq in there if seq > saved.active.seq]
-        if all((folder / file_name(seq)).stat().st_size == 0 for seq in unnamed):
+        if all(_is_empty(folder, seq) for seq in unnamed):
             for seq in unnamed:
                 (folder / file_name(seq)).unlink()
-            return replace(saved, files=checkpoints.left_files(folder, saved))
-    elif all((folder / file_name(seq)).stat().st_size == 0 for seq in there):
-        # Killed while it was started for the first time.
+            _put_strays_aside(folder, there, saved)
+            return _Found(checkpoint=replace(saved, files=checkpoints.left_files(folder, saved)))
+    elif all(_is_empty(folder, seq) for seq in there):
+        # Killed while it was started for the first time, or everything is lost.
+        for seq in there:
+            (folder / file_name(seq)).unlink()
         return None
     logger.warning(
         "%s does not fit the files beside it and is made anew from them", folder / checkpoints.WRITER_FILE
     )
-    files = _rebuild_files(folder, there, floor)
-    epochs = saved.epochs if saved else floor.epochs or ((0, 0),)
-    return WriterCheckpoint(topic_id=topic_id, partition=partition, files=files, epochs=epochs)
+    files, epochs = _rebuild(folder, there, saved, floor)
+    damage = saved.damage if saved else ()
+    rebuilt = WriterCheckpoint(
+        topic_id=topic_id, partition=partition, files=files, epochs=epochs, damage=damage
+    )
+    return _Found(checkpoint=rebuilt, rebuilt=True)
 
 
-def _rebuild_files(folder: Path, seqs: list[int], floor: Floor) -> tuple[WalFile, ...]:
+def _is_empty(folder: Path, seq: int) -> bool:
+    return (folder / file_name(seq)).stat().st_size == 0
+
+
+def _put_strays_aside(folder: Path, there: list[int], saved: WriterCheckpoint) -> None:
+    """Files that were replaced, by a process that was killed before it could clean up after itself."""
+    named = {file.seq for file in saved.files}
+    for seq in there:
+        if seq < saved.active.seq and seq not in named:
+            path = folder / file_name(seq)
+            path.rename(aside_path(folder, f"{path.name}.replaced"))
+
+
+def _rebuild(
+    folder: Path, there: list[int], saved: WriterCheckpoint | None, floor: Floor
+) -> tuple[tuple[WalFile, ...], tuple[tuple[int, int], ...]]:
+    """The files and epochs as far as saved, the files themselves and the table say."""
+    named = {file.seq: file for file in checkpoints.left_files(folder, saved)} if saved else {}
+    epochs = (saved.epochs if saved else floor.epochs) or ((0, 0),)
     files: list[WalFile] = []
+    seqs = sorted({*there, *named})
     for seq in seqs:
         path = folder / file_name(seq)
-        stat = path.stat()
-        changed_ms = stat.st_mtime_ns // 1_000_000
-        with path.open("rb") as file:
-            head = file.read(batch.HEADER_BYTES)
-        try:
-            header = batch.read_header(head)
-        except batch.BadBatchError:
-            header = None
+        if seq in named and (named[seq].rolled_ms is not None or seq not in there):
+            files.append(named[seq])
+            continue
+        changed_ms = path.stat().st_mtime_ns // 1_000_000
+        header = _first_header(path)
         if header is not None:
             first_offset = header.base_offset
+            epochs = _joined(epochs, ((header.leader_epoch, header.base_offset),))
+        elif files:
+            # Nothing that can be read: it begins where the one before it ends.
+            before = files[-1]
+            walked = _walk(folder / before.name, before.first_batch_offset, before.size_bytes or 0)
+            first_offset, epochs = walked.end_offset, _joined(epochs, walked.epochs)
         else:
-            known = states.load(folder)
-            first_offset = known.durable_offset if known else floor.offset
-        files.append(
-            WalFile(
-                seq=seq,
-                first_offset=first_offset,
-                opened_ms=changed_ms,
-                size_bytes=stat.st_size if seq != seqs[-1] else None,
-                rolled_ms=changed_ms if seq != seqs[-1] else None,
-            )
-        )
-    return tuple(files)
+            first_offset = named[seq].first_offset if seq in named else floor.offset
+        file = WalFile(seq=seq, first_offset=first_offset, opened_ms=changed_ms)
+        if seq != seqs[-1]:
+            file = file.rolled(size_bytes=path.stat().st_size, now_ms=changed_ms)
+        files.append(file)
+    return tuple(files), epochs
 
 
-def _reopen(folder: Path, found: WriterCheckpoint, *, floor: Floor, now_ms: int) -> OpenedWal:
+def _first_header(path: Path) -> batch.BatchHeader | None:
+    with path.open("rb") as file:
+        head = file.read(batch.HEADER_BYTES)
+    try:
+        return batch.read_header(head)
+    except batch.BadBatchError:
+        return None
+
+
+def _joined(
+    epochs: tuple[tuple[int, int], ...], more: tuple[tuple[int, int], ...]
+) -> tuple[tuple[int, int], ...]:
+    for epoch, first_offset in more:
+        if epoch > epochs[-1][0]:
+            epochs = (*epochs, (epoch, first_offset))
+    return epochs
+
+
+def _reopen(folder: Path, loaded: _Found, *, floor: Floor, now_ms: int) -> OpenedWal:
+    found = loaded.checkpoint
     known = states.load(folder)
     if known is not None and known.seq != found.active.seq:
         # The roll that opened the active file had not come to write the state: nothing of it is known.
         known = None
     path = folder / found.active.name
-    size_bytes = path.stat().st_size if path.exists() else 0
-    if known and known.phase is Phase.CLEAN and known.visible_position == size_bytes:
+    size_bytes = path.stat().st_size if path.exists() else -1
+    is_clean = known is not None and known.phase is Phase.CLEAN and known.visible_position == size_bytes
+    if known is not None and is_clean and not loaded.rebuilt:
         if known.visible_offset >= floor.offset:
             return OpenedWal(checkpoint=found, end_offset=known.visible_offset, end_position=size_bytes)
         return _start_behind_table(folder, found, floor=floor, now_ms=now_ms)
@@ -149,22 +219,28 @@ def _reopen(folder: Path, found: WriterCheckpoint, *, floor: Floor, now_ms: int)
     if known is not None and known.phase is Phase.FAILED:
         recovered, end_offset, end_position = _copy_acknowledged(folder, found, known, now_ms)
     else:
-        recovered, end_offset, end_position = _recover_active(folder, found, known, size_bytes, now_ms)
+        recovered, end_offset, end_position = _recover_active(
+            folder, loaded, known, max(size_bytes, 0), now_ms
+        )
     if end_offset < floor.offset:
         return _start_behind_table(folder, recovered, floor=floor, now_ms=now_ms)
     epochs = recovered.epochs
     if floor.epochs and floor.epochs[-1][0] > epochs[-1][0]:
         epochs = floor.epochs
-    return _go_on(folder, replace(recovered, epochs=_raised(epochs, end_offset)), end_offset, end_position)
+    epochs = _from_log_start(_raised(epochs, end_offset), floor.log_start)
+    return _go_on(folder, replace(recovered, epochs=epochs), end_offset, end_position)
 
 
 def _recover_active(
-    folder: Path, found: WriterCheckpoint, known: WalState | None, size_bytes: int, now_ms: int
+    folder: Path, loaded: _Found, known: WalState | None, size_bytes: int, now_ms: int
 ) -> tuple[WriterCheckpoint, int, int]:
+    found = loaded.checkpoint
     path = folder / found.active.name
     if not path.exists():
         os.close(create_file(folder, found.active))
-    walked = _walk_active(path, found.active.first_offset, size_bytes)
+    walked = _walk(path, found.active.first_batch_offset, size_bytes)
+    if loaded.rebuilt:
+        found = replace(found, epochs=_joined(found.epochs, walked.epochs))
     durable_position = known.durable_position if known else 0
     if walked.end_position < durable_position:
         assert known is not None
@@ -176,16 +252,21 @@ def _recover_active(
     return found, walked.end_offset, walked.end_position
 
 
-def _walk_active(path: Path, first_offset: int, end_position: int, start_position: int = 0) -> _Walked:
+def _walk(path: Path, first_offset: int, end_position: int, start_position: int = 0) -> _Walked:
     end_offset, position = first_offset, start_position
+    epochs: tuple[tuple[int, int], ...] = ()
+    problem = None
     try:
         for placed in walk(
             path, position=start_position, end_position=end_position, expected_offset=first_offset
         ):
-            end_offset, position = placed.header.next_offset, placed.position + placed.header.size_bytes
+            header = placed.header
+            if not epochs or header.leader_epoch > epochs[-1][0]:
+                epochs = (*epochs, (header.leader_epoch, header.base_offset))
+            end_offset, position = header.next_offset, placed.position + header.size_bytes
     except CorruptError as error:
-        return _Walked(end_offset=end_offset, end_position=position, problem=str(error))
-    return _Walked(end_offset=end_offset, end_position=position, problem=None)
+        problem = str(error)
+    return _Walked(end_offset=end_offset, end_position=position, problem=problem, epochs=epochs)
 
 
 def _cut(folder: Path, path: Path, walked: _Walked) -> None:
@@ -212,7 +293,7 @@ def _leave_damaged(
 ) -> tuple[WriterCheckpoint, int, int]:
     path = folder / found.active.name
     # A batch starts where the durable bytes end, so what came after the damage can still be found from there.
-    behind = _walk_active(
+    behind = _walk(
         path, known.durable_offset, max(size_bytes, known.durable_position), known.durable_position
     )
     damage = Damage(
@@ -237,21 +318,17 @@ def _copy_acknowledged(
     new = WalFile(
         seq=found.active.seq + 1, first_offset=found.active.first_offset, opened_ms=found.active.opened_ms
     )
-    walked = _walk_active(old, found.active.first_offset, known.visible_position)
-    if walked.end_position < known.visible_position:
+    if not old.exists():
+        os.close(create_file(folder, found.active))
+    walked = _walk(old, found.active.first_batch_offset, known.visible_position)
+    if walked.end_position < known.durable_position:
         # Damaged as well: leave it to be looked at, as after any other damage.
         return _leave_damaged(folder, found, known, walked, known.visible_position, now_ms)
-    fd = create_file(folder, new)
-    try:
-        with old.open("rb") as source:
-            left = known.visible_position
-            while left:
-                chunk = source.read(min(left, 4 << 20))
-                disk.write_all(fd, chunk)
-                left -= len(chunk)
-        disk.fsync(fd)
-    finally:
-        os.close(fd)
+    # Under another name until it is whole: a part of it must never pass for the WAL.
+    copy = folder / f"{new.name}.copy"
+    _copy(old, copy, walked.end_position)
+    copy.rename(folder / new.name)
+    disk.sync_folder(folder)
     reached("wal.recover.copied")
     copied = replace(found, files=(*found.files[:-1], new))
     checkpoints.save_writer(folder, copied)
@@ -259,6 +336,16 @@ def _copy_acknowledged(
     old.rename(aside_path(folder, f"{old.name}.failed"))
     disk.sync_folder(folder)
     return copied, walked.end_offset, walked.end_position
+
+
+def _copy(source: Path, target: Path, size_bytes: int) -> None:
+    with source.open("rb") as reading, target.open("wb", buffering=0) as writing:
+        left = size_bytes
+        while left:
+            chunk = reading.read(min(left, CHUNK_BYTES))
+            disk.write_all(writing.fileno(), chunk)
+            left -= len(chunk)
+        disk.fsync(writing.fileno())
 
 
 def _start_behind_table(folder: Path, found: WriterCheckpoint, *, floor: Floor, now_ms: int) -> OpenedWal:
@@ -277,19 +364,16 @@ def _start_behind_table(folder: Path, found: WriterCheckpoint, *, floor: Floor, 
 def _go_on(folder: Path, checkpoint: WriterCheckpoint, end_offset: int, end_position: int) -> OpenedWal:
     checkpoints.save_writer(folder, checkpoint)
     reached("wal.recover.named")
-    state_file = StateFile(folder)
-    state_file.write(
-        WalState(
-            phase=Phase.CLEAN,
-            seq=checkpoint.active.seq,
-            visible_offset=end_offset,
-            visible_position=end_position,
-            durable_offset=end_offset,
-            durable_position=end_position,
-        ),
-        sync=True,
+    state = WalState(
+        phase=Phase.CLEAN,
+        seq=checkpoint.active.seq,
+        visible_offset=end_offset,
+        visible_position=end_position,
+        durable_offset=end_offset,
+        durable_position=end_position,
     )
-    state_file.close()
+    with closing(StateFile(folder)) as state_file:
+        state_file.write(state, sync=True)
     reached("wal.recovered")
     return OpenedWal(checkpoint=checkpoint, end_offset=end_offset, end_position=end_position)
 
@@ -299,6 +383,12 @@ def _raised(epochs: tuple[tuple[int, int], ...], end_offset: int) -> tuple[tuple
     # An epoch under which nothing was written is replaced, as it never had an offset of its own.
     kept = tuple(each for each in epochs if each[1] < end_offset)
     return (*kept, (last + 1, end_offset))
+
+
+def _from_log_start(epochs: tuple[tuple[int, int], ...], log_start: int) -> tuple[tuple[int, int], ...]:
+    """Without epochs all of whose records are below the log start, so that they don't add up for ever."""
+    first = max((at for at, each in enumerate(epochs) if each[1] <= log_start), default=0)
+    return epochs[first:]
 
 
 def aside_path(folder: Path, name: str) -> Path:

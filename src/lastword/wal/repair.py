@@ -1,8 +1,9 @@
 """Finds damage in a partition's WAL files, and, when asked to, leaves it behind.
 
 `inspect` walks the files from an offset on and lists the damaged ranges: after damage it looks for the next
-bytes that make a whole batch with a right checksum and a fitting offset. `skip` writes each damaged file anew
-without those bytes, keeps the damaged one aside, and lets sealing and reading go on over the gap.
+bytes that make a whole batch with a right checksum and a fitting offset. `skip` writes each damaged file anew,
+with an empty batch in the place of those bytes that spans their offsets, and keeps the damaged one aside. So
+sealing and reading go on over the gap.
 
 Killed at any point: the new file takes the old one's name in one step; until then nothing has changed.
 """
@@ -22,13 +23,14 @@ from lastword import batch, disk
 from lastword.errors import CorruptError
 from lastword.steps import reached
 from lastword.wal import checkpoint as checkpoints
+from lastword.wal import state as states
 from lastword.wal.checkpoint import WriterCheckpoint
 from lastword.wal.files import WalFile, walk
 from lastword.wal.recovery import aside_path
 
 logger = logging.getLogger(__name__)
 
-_MAGIC_AT = 16
+_MAGIC_AT, _MAGIC = 16, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class DamagedRange:
 
 
 def inspect(folder: Path, checkpoint: WriterCheckpoint, *, from_offset: int) -> list[DamagedRange]:
-    """The damaged ranges of the rolled files that hold offsets from `from_offset` on."""
+    """The damaged ranges of the files that hold offsets from `from_offset` on, of the active one as far as it is visible."""
     found: list[DamagedRange] = []
     files = checkpoints.left_files(folder, checkpoint)
     if files[0].first_offset > from_offset:
@@ -54,6 +56,10 @@ def inspect(folder: Path, checkpoint: WriterCheckpoint, *, from_offset: int) -> 
     for file, following in itertools.pairwise(files):
         if following.first_offset > from_offset:
             found += _damaged_ranges(folder, file, following.first_offset)
+    known = states.load(folder)
+    if known is not None and known.seq == files[-1].seq and known.visible_offset > from_offset:
+        visible = replace(files[-1], size_bytes=known.visible_position)
+        found += _damaged_ranges(folder, visible, known.visible_offset)
     return found
 
 
@@ -66,10 +72,11 @@ def skip(folder: Path, checkpoint: WriterCheckpoint, damaged: list[DamagedRange]
         repaired = file
         if ranges[0].is_hole:
             # The file that follows a hole answers for it: its first batch just comes later.
-            repaired = replace(file, first_offset=ranges[0].first_offset)
+            repaired = replace(file, first_offset=ranges[0].first_offset, gap_end=file.first_batch_offset)
             ranges = ranges[1:]
         if ranges:
-            repaired = replace(repaired, size_bytes=_write_without(folder, file, ranges))
+            size_bytes = _write_without(folder, file, ranges, checkpoint.epochs)
+            repaired = replace(repaired, size_bytes=size_bytes)
         checkpoint = replace(
             checkpoint,
             files=tuple(repaired if each.seq == file.seq else each for each in checkpoint.files),
@@ -95,19 +102,23 @@ def _hole(folder: Path, first: WalFile, from_offset: int) -> DamagedRange:
 
 def _damaged_ranges(folder: Path, file: WalFile, end_offset: int) -> Iterator[DamagedRange]:
     path = folder / file.name
-    data = path.read_bytes() if path.exists() else b""
     expected_size = file.size_bytes or 0
-    position, offset = 0, file.first_offset
+    data: bytes | None = None
+    position, offset = 0, file.first_batch_offset
     while True:
         try:
-            if not path.exists():
-                raise CorruptError(f"{path} is missing", path=str(path), offset=offset)
             for placed in walk(path, position=position, end_position=expected_size, expected_offset=offset):
                 position, offset = placed.position + placed.header.size_bytes, placed.header.next_offset
-            return
+            if offset == end_offset:
+                return
+            problem = f"{path} ends before the next file begins"
+        except FileNotFoundError:
+            problem = f"{path} is missing"
         except CorruptError as error:
             problem = str(error)
-        found = _next_batch(data, position + 1, offset, end_offset)
+        if data is None:
+            data = path.read_bytes()[:expected_size] if path.exists() else b""
+        found = _next_batch(data, position, offset, end_offset)
         if found is None:
             yield DamagedRange(
                 path=path,
@@ -134,23 +145,38 @@ def _damaged_ranges(folder: Path, file: WalFile, end_offset: int) -> Iterator[Da
 
 def _next_batch(data: bytes, start: int, first_offset: int, end_offset: int) -> tuple[int, int] | None:
     """Where the next whole batch with an offset in the range starts, and that offset."""
-    candidates = np.flatnonzero(np.frombuffer(data, np.uint8)[start + _MAGIC_AT :] == 2) + start
+    candidates = np.flatnonzero(np.frombuffer(data, np.uint8)[start + _MAGIC_AT :] == _MAGIC) + start
     for position in candidates.tolist():
-        try:
-            header = batch.read_header(data, position)
-        except batch.BadBatchError:
-            continue
+        header = _header_at(data, position)
         if (
             header is not None
             and first_offset <= header.base_offset < header.next_offset <= end_offset
-            and position + header.size_bytes <= len(data)
             and batch.check_crc(data, header, position)
+            and (position > start or _is_followed(data, header, position, end_offset))
         ):
             return position, header.base_offset
     return None
 
 
-def _write_without(folder: Path, file: WalFile, ranges: list[DamagedRange]) -> int:
+def _is_followed(data: bytes, header: batch.BatchHeader, position: int, end_offset: int) -> bool:
+    """Whether what comes after a batch confirms its offset, which no checksum covers."""
+    after = position + header.size_bytes
+    if after >= len(data):
+        return header.next_offset == end_offset
+    following = _header_at(data, after)
+    return following is not None and following.base_offset == header.next_offset
+
+
+def _header_at(data: bytes, position: int) -> batch.BatchHeader | None:
+    try:
+        return batch.read_header(data, position)
+    except batch.BadBatchError:
+        return None
+
+
+def _write_without(
+    folder: Path, file: WalFile, ranges: list[DamagedRange], epochs: tuple[tuple[int, int], ...]
+) -> int:
     path = folder / file.name
     repaired = path.with_name(path.name + ".repair")
     data = memoryview(path.read_bytes() if path.exists() else b"")
@@ -159,6 +185,8 @@ def _write_without(folder: Path, file: WalFile, ranges: list[DamagedRange]) -> i
         position = 0
         for each in ranges:
             disk.write_all(fd, data[position : each.position])
+            if each.first_offset < each.end_offset:
+                disk.write_all(fd, _gap(each, epochs))
             position = each.end_position
         disk.write_all(fd, data[position : file.size_bytes])
         size_bytes = os.fstat(fd).st_size
@@ -175,3 +203,8 @@ def _write_without(folder: Path, file: WalFile, ranges: list[DamagedRange]) -> i
     reached("wal.repair.replaced")
     logger.warning("left %d damaged ranges of %s behind", len(ranges), path)
     return size_bytes
+
+
+def _gap(damaged: DamagedRange, epochs: tuple[tuple[int, int], ...]) -> bytes:
+    epoch = max((epoch for epoch, first in epochs if first <= damaged.first_offset), default=0)
+    return batch.empty_batch(damaged.first_offset, damaged.end_offset - 1, epoch)

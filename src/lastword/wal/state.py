@@ -96,9 +96,13 @@ class StateFile:
         is_new = not path.exists()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if is_new:
-            os.pwrite(self._fd, bytes(_SIZE_BYTES), 0)
-            disk.fsync(self._fd)
-            disk.sync_folder(folder)
+            try:
+                os.pwrite(self._fd, bytes(_SIZE_BYTES), 0)
+                disk.fsync(self._fd)
+                disk.sync_folder(folder)
+            except OSError:
+                os.close(self._fd)
+                raise
 
     def write(self, state: WalState, *, sync: bool = False) -> None:
         os.pwrite(self._fd, state.to_bytes(), 0)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -61,7 +62,8 @@ def roll_reason(
         return "segment.ms"
     if age_ms >= settings.tiering_lag_ms:
         return "tiering.lag.ms"
-    if settings.max_compaction_lag_ms is not None and age_ms >= settings.max_compaction_lag_ms:
+    max_lag_ms = settings.max_compaction_lag_ms if settings.compacts else None
+    if max_lag_ms is not None and age_ms >= max_lag_ms:
         return "max.compaction.lag.ms"
     return None
 
@@ -76,6 +78,8 @@ class PartitionWriter:
         self._folder = folder
         self._sync_mode = sync.mode
         self._clock = clock
+        # Held by the one who is writing, also while a roll lets go of the other: batches stay in a row.
+        self._appending = threading.Lock()
         self._changed = threading.Condition()
         self._checkpoint = opened.checkpoint
         self._epoch = opened.checkpoint.epochs[-1][0]
@@ -116,21 +120,25 @@ class PartitionWriter:
 
     def stage(self, data: bytes | memoryview, *, append_time_ms: int | None = None) -> tuple[int, int]:
         """Write one checked batch; its first offset and the end offset to `settle`."""
+        staged = self.stage_all([data], append_time_ms=append_time_ms)
+        return staged.start, staged.stop
+
+    def stage_all(self, batches: Sequence[bytes | memoryview], *, append_time_ms: int | None = None) -> range:
+        """Write checked batches, with nobody else's between them; their offsets, whose end is to be settled."""
+        with self._appending:
+            first_offset = end_offset = -1
+            for data in batches:
+                base_offset, end_offset = self._stage(data, append_time_ms)
+                first_offset = base_offset if first_offset < 0 else first_offset
+            return range(first_offset, end_offset)
+
+    def _stage(self, data: bytes | memoryview, append_time_ms: int | None) -> tuple[int, int]:
         header = batch.read_header(data)
         assert header is not None and header.record_count > 0
         with self._changed:
             self._check_writable()
             now_ms = self._clock.now_ms()
-            if self._end_position and (
-                reason := roll_reason(
-                    self.settings,
-                    size_bytes=self._end_position,
-                    incoming_bytes=header.size_bytes,
-                    first_append_ms=self._first_append_ms,
-                    now_ms=now_ms,
-                )
-            ):
-                self._roll(reason, now_ms)
+            self._roll_if_due(header.size_bytes, now_ms)
             fd = self._opened()
             base_offset = self._end_offset
             placed = batch.place(
@@ -138,13 +146,17 @@ class PartitionWriter:
             )
             try:
                 disk.write_all(fd, placed)
+                reached("wal.written")
+                if self._end_position == 0:
+                    self._first_append_ms = now_ms
+                self._end_offset += header.record_count
+                self._end_position += len(placed)
             except OSError as error:
                 raise self._fail("write to", error) from error
-            reached("wal.written")
-            if self._end_position == 0:
-                self._first_append_ms = now_ms
-            self._end_offset += header.record_count
-            self._end_position += len(placed)
+            except BaseException as error:
+                # An interrupt may have come between the write and the counting of it.
+                self._fail("write to", error)
+                raise
             if self._sync_mode != "group":
                 self._show(self._end_offset, self._end_position)
             return base_offset, self._end_offset
@@ -161,6 +173,7 @@ class PartitionWriter:
     def roll(self) -> bool:
         """Close the active file and go on in a new one; False if it is empty."""
         with self._changed:
+            self._wait_for_sync()
             self._check_writable()
             if self._end_position == 0:
                 return False
@@ -171,19 +184,7 @@ class PartitionWriter:
         """Roll if the active file has been open for longer than the settings allow."""
         with self._changed:
             self._check_writable()
-            now_ms = self._clock.now_ms()
-            if self._end_position == 0 or not (
-                reason := roll_reason(
-                    self.settings,
-                    size_bytes=self._end_position,
-                    incoming_bytes=0,
-                    first_append_ms=self._first_append_ms,
-                    now_ms=now_ms,
-                )
-            ):
-                return False
-            self._roll(reason, now_ms)
-            return True
+            return self._roll_if_due(0, self._clock.now_ms())
 
     def close(self) -> None:
         """Sync, note that nothing is left to recover, and give the files back."""
@@ -212,12 +213,13 @@ class PartitionWriter:
     def _opened(self) -> int:
         if self._fd is None:
             try:
-                fd = os.open(self._active_path(), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                self._fd = os.open(self._active_path(), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
                 self._state_file = StateFile(self._folder)
+                # Where appends are acknowledged before a sync, a power cut may take them back without a trace in
+                # the file. So it must be known for sure that the file was being written.
+                self._write_state(sync=self._sync_mode != "group")
             except OSError as error:
                 raise self._fail("open", error) from error
-            self._fd = fd
-            self._write_state(Phase.OPEN)
         return self._fd
 
     def _active_path(self) -> Path:
@@ -234,22 +236,28 @@ class PartitionWriter:
                 self._changed.wait()
             fd, target_offset, target_position = self._opened(), self._end_offset, self._end_position
             self._syncing = True
-        error: OSError | None = None
         try:
             disk.sync_data(fd)
             reached("wal.synced")
-        except OSError as caught:
-            error = caught
+        except BaseException as error:
+            with self._changed:
+                self._syncing = False
+                if isinstance(error, OSError):
+                    raise self._fail("sync", error) from error
+                # Interrupted: one of those who wait takes over.
+                self._changed.notify_all()
+                raise
         with self._changed:
             self._syncing = False
-            if error is not None:
-                raise self._fail("sync", error) from error
             self._durable_offset, self._durable_position = target_offset, target_position
             self._show(max(self._visible_offset, target_offset), max(self._visible_position, target_position))
 
     def _show(self, offset: int, position: int) -> None:
         self._visible_offset, self._visible_position = offset, position
-        self._write_state(Phase.OPEN)
+        try:
+            self._write_state()
+        except OSError as error:
+            raise self._fail("note the end of", error) from error
         self._changed.notify_all()
 
     def _sync_active(self) -> None:
@@ -262,9 +270,41 @@ class PartitionWriter:
         while self._syncing:
             self._changed.wait()
 
-    def _roll(self, reason: RollReason, now_ms: int) -> None:
+    def _roll_if_due(self, incoming_bytes: int, now_ms: int) -> bool:
+        if self._reason_to_roll(incoming_bytes, now_ms) is None:
+            return False
         self._wait_for_sync()
         self._check_writable()
+        # Waiting let go of the lock, and another thread may have rolled the file meanwhile.
+        reason = self._reason_to_roll(incoming_bytes, now_ms)
+        if reason is None:
+            return False
+        self._roll(reason, now_ms)
+        return True
+
+    def _reason_to_roll(self, incoming_bytes: int, now_ms: int) -> RollReason | None:
+        if self._end_position == 0:
+            return None
+        return roll_reason(
+            self.settings,
+            size_bytes=self._end_position,
+            incoming_bytes=incoming_bytes,
+            first_append_ms=self._first_append_ms,
+            now_ms=now_ms,
+        )
+
+    def _roll(self, reason: RollReason, now_ms: int) -> None:
+        """No sync is under way: the lock has been held since that was seen."""
+        try:
+            self._go_to_next_file(reason, now_ms)
+        except WriteFailedError:
+            raise
+        except BaseException as error:
+            # Interrupted in between, when the checkpoint may name one file and the other may be open.
+            self._fail("roll", error)
+            raise
+
+    def _go_to_next_file(self, reason: RollReason, now_ms: int) -> None:
         try:
             self._sync_active()
             reached("wal.roll.synced")
@@ -293,16 +333,20 @@ class PartitionWriter:
         if self._fd is not None:
             os.close(self._fd)
         self._fd = fd
-        if self._state_file is None:
-            self._state_file = StateFile(self._folder)
-        self._end_position = self._visible_position = self._durable_position = 0
+        size_bytes, self._end_position = self._end_position, 0
+        self._visible_position = self._durable_position = 0
         self._first_append_ms = now_ms
-        self._write_state(Phase.OPEN)
+        try:
+            if self._state_file is None:
+                self._state_file = StateFile(self._folder)
+            self._write_state()
+        except OSError as error:
+            raise self._fail("note the end of", error) from error
         logger.info(
             "rolled %s at offset %d, %d bytes: %s",
             self._folder / old.name,
             self._end_offset,
-            files[-2].size_bytes,
+            size_bytes,
             reason,
         )
 
@@ -318,11 +362,12 @@ class PartitionWriter:
         checkpoints.save_writer(self._folder, saved)
         self._checkpoint = saved
 
-    def _write_state(self, phase: Phase, *, sync: bool = False) -> None:
+    def _write_state(self, phase: Phase = Phase.OPEN, *, sync: bool = False) -> None:
         assert self._state_file is not None
         self._state_file.write(
             WalState(
-                phase=phase,
+                # A sync that was under way when a write failed must not take the mark away.
+                phase=phase if self._failed is None else Phase.FAILED,
                 seq=self._checkpoint.active.seq,
                 visible_offset=self._visible_offset,
                 visible_position=self._visible_position,
@@ -332,15 +377,16 @@ class PartitionWriter:
             sync=sync,
         )
 
-    def _fail(self, action: str, error: OSError) -> WriteFailedError:
+    def _fail(self, action: str, error: BaseException) -> WriteFailedError:
+        cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
         self._failed = (
-            f"Can't {action} the WAL file {self._active_path()}: {error.strerror or error}. "
+            f"Can't {action} the WAL file {self._active_path()}: {cause}. "
             f"The partition takes no more appends until it is reopened; what was acknowledged is kept."
         )
         logger.error("%s", self._failed)
         try:
             if self._state_file is not None:
-                self._write_state(Phase.FAILED)
+                self._write_state()
         except OSError:
             # The disk refuses even a block that it has already given. A reopening then finds an unclean WAL
             # and syncs it again, which is all that can be done.

@@ -1,0 +1,208 @@
+"""`lastword consume`: print the records of a topic, or its state. Another process may be writing it."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lastword.cli.input_lines import parse_time
+from lastword.cli.options import Session, TopicArgument, command
+from lastword.cli.record_lines import header_line, json_line, text_line
+from lastword.errors import InvalidError
+
+if TYPE_CHECKING:
+    from lastword.record import Record
+    from lastword.topic import Start, Topic
+
+POLL_RECORDS = 500
+FOLLOW_WAIT_S = 0.25
+
+
+def register(app: typer.Typer) -> None:
+    command(
+        app,
+        "consume",
+        examples=[
+            "lastword consume users",
+            "lastword consume users --from latest --follow",
+            "lastword consume users --partition 0 --from 1000 --max 10",
+            "lastword consume users --from-time 2026-01-31T12:00:00Z --json",
+            "lastword consume users --reader nightly-export",
+            "lastword consume users --state",
+        ],
+    )(consume)
+
+
+def consume(
+    session: Session,
+    name: TopicArgument,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="earliest, latest or an offset [earliest; for a named reader, where it was].",
+            show_default=False,
+        ),
+    ] = None,
+    from_time: Annotated[
+        str | None,
+        typer.Option(
+            "--from-time",
+            metavar="TIME",
+            help="Begin with the first record that is not older: ISO 8601 (UTC if it has no zone) or milliseconds.",
+            show_default=False,
+        ),
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option("--partition", metavar="P", help="Only this partition [all].", show_default=False),
+    ] = None,
+    max_records: Annotated[
+        int | None,
+        typer.Option("--max", metavar="N", min=1, help="Stop after this many records.", show_default=False),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with records as they are appended.")
+    ] = False,
+    reader: Annotated[
+        str | None,
+        typer.Option(
+            "--reader",
+            metavar="NAME",
+            help="A named reader: go on where it last was, and remember how far it came.",
+            show_default=False,
+        ),
+    ] = None,
+    state: Annotated[
+        bool, typer.Option("--state", help="Print the newest record of each key, without deleted keys.")
+    ] = False,
+) -> None:
+    """Print records: partition, offset, time, key and value, a line each.
+
+    Between partitions there is no order. With --json a line is an object, which `produce --jsonl` takes back.
+    """
+    if start is not None and from_time is not None:
+        raise InvalidError("--from and --from-time both say where to begin; give one of them.")
+    if reader is not None and partition is not None:
+        raise InvalidError("A named reader reads every partition; --partition does not go with --reader.")
+    if state and (start or from_time or follow or reader or partition is not None):
+        raise InvalidError("--state is about the whole topic; only --max goes with it.")
+    with session.read() as log:
+        topic = log.topic(name)
+        printer = _Printer(json=session.output.json, partitions=topic.partitions)
+        if state:
+            _print_state(topic, printer, max_records)
+            return
+        begin = _start(topic, start, from_time, partition)
+        _print_records(
+            topic,
+            printer,
+            begin,
+            partition=partition,
+            reader_name=reader,
+            max_records=max_records,
+            follow=follow,
+        )
+
+
+def _print_records(
+    topic: Topic,
+    printer: _Printer,
+    start: Start | Mapping[int, Start],
+    *,
+    partition: int | None,
+    reader_name: str | None,
+    max_records: int | None,
+    follow: bool,
+) -> None:
+    left = max_records
+    with topic.reader(reader_name, start=start, partition=partition) as reader:
+        ends = {each: extent.log_end for each, extent in topic.extents().items()}
+        while left is None or left > 0:
+            if not follow and all(offset >= ends[each] for each, offset in reader.positions.items()):
+                return
+            records = reader.poll(
+                max_records=POLL_RECORDS if left is None else min(POLL_RECORDS, left),
+                timeout_s=FOLLOW_WAIT_S if follow else 0,
+            )
+            if not records:
+                if not follow:
+                    return
+                _check_pipe()
+                continue
+            printer.print(records)
+            if reader_name is not None:
+                # Not before it is printed: who stops here sees these records again, and loses none.
+                reader.commit()
+            if left is not None:
+                left -= len(records)
+
+
+def _print_state(topic: Topic, printer: _Printer, max_records: int | None) -> None:
+    from lastword.reader import to_records
+
+    view = topic.state()
+    for batch in view.slice(0, max_records).to_batches(max_chunksize=POLL_RECORDS):
+        printer.print(to_records(batch))
+
+
+def _start(
+    topic: Topic, start: str | None, from_time: str | None, partition: int | None
+) -> Start | Mapping[int, Start]:
+    if from_time is not None:
+        return topic.offsets_for_time(parse_time(from_time))
+    if start is None or start == "earliest":
+        return "earliest"
+    if start == "latest":
+        return "latest"
+    if not start.isascii() or not start.isdigit():
+        raise InvalidError(f"--from is {start!r}; allowed: earliest, latest, or an offset such as 1000")
+    if partition is None and topic.partitions > 1:
+        raise InvalidError(
+            f"--from {start}: {topic.name} has {topic.partitions} partitions, and an offset is one of a partition; "
+            f"say which with --partition"
+        )
+    return int(start)
+
+
+def _check_pipe() -> None:
+    """BrokenPipeError if whoever read our output is gone: without records we would never find out by writing."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):
+        return
+    if any(event & select.POLLERR for _, event in poll.poll(0)):
+        raise BrokenPipeError
+
+
+class _Printer:
+    """Prints records a line each, and each run of them at once."""
+
+    def __init__(self, *, json: bool, partitions: int) -> None:
+        self._json = json
+        self._partitions = partitions
+        is_terminal = sys.stdout.isatty()
+        self._mark: Callable[[str], str] = _dim if is_terminal and "NO_COLOR" not in os.environ else str
+        self._header_due = is_terminal and not json
+
+    def print(self, records: Iterable[Record]) -> None:
+        if self._header_due:
+            sys.stdout.write(f"{self._mark(header_line(self._partitions))}\n")
+            self._header_due = False
+        lines = (
+            json_line(each) if self._json else text_line(each, self._partitions, self._mark)
+            for each in records
+        )
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+
+
+def _dim(text: str) -> str:
+    return f"\x1b[2m{text}\x1b[0m"

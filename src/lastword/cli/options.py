@@ -1,0 +1,204 @@
+"""What every command shares: its options, the session that they make, and how a command is declared.
+
+Each command takes `--data`, `--config`, `--json` and `-v`, also before the command or between a group and its
+command; the one that stands last counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastword.cli.output import Output
+from lastword.errors import InvalidError
+
+if TYPE_CHECKING:
+    from lastword.log import Log
+
+DATA_VARIABLE = "LASTWORD_DATA"
+DEBUG_VARIABLE = "LASTWORD_DEBUG"
+DEFAULT_DATA = "lastword-data"
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help=f"Data folder [${DATA_VARIABLE}, else ./{DEFAULT_DATA}].",
+        show_default=False,
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Settings file [lastword.yaml in the data folder, if there is one].",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+VerboseOption = Annotated[
+    int,
+    typer.Option(
+        "-v", "--verbose", count=True, help="Log what is done to stderr; -vv logs more.", show_default=False
+    ),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+TopicArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.", show_default=False)]
+
+_SHARED: dict[str, tuple[Any, object]] = {
+    "data": (DataOption, None),
+    "config": (ConfigOption, None),
+    "json": (JsonOption, False),
+    "verbose": (VerboseOption, 0),
+}
+
+Body = Callable[..., None]
+
+
+@dataclass(slots=True)
+class Session:
+    """One run of the command line: what the shared options said, and where output goes."""
+
+    data: Path | None = None
+    config: Path | None = None
+    output: Output = field(default_factory=Output)
+    verbose: int = 0
+
+    @property
+    def data_folder(self) -> Path:
+        return self.data or Path(os.environ.get(DATA_VARIABLE) or DEFAULT_DATA)
+
+    def read(self) -> Log:
+        """Open the log for reading: nothing is locked, and another process may be writing it."""
+        import lastword
+
+        return lastword.open(self.data_folder, config=self.config, read_only=True, create=False)
+
+    def write(self, *, create: bool = False) -> Log:
+        """Open the log as its writer."""
+        import lastword
+
+        return lastword.open(self.data_folder, config=self.config, create=create)
+
+    def confirm(self, question: str, *, yes: bool) -> bool:
+        """Whether to go on with what can't be undone. Asks on the terminal; without one, only `--yes` will do."""
+        if yes:
+            return True
+        if not sys.stdin.isatty():
+            raise InvalidError(f"{question} There is no terminal to ask on; --yes answers it.")
+        sys.stderr.write(f"{question} [y/N] ")
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    def take(self, given: dict[str, Any]) -> None:
+        """Take over the shared options of one level of the command; what is given there wins."""
+        self.data = given.get("data") or self.data
+        self.config = given.get("config") or self.config
+        self.output.json = given.get("json", False) or self.output.json
+        self.verbose += given.get("verbose", 0)
+
+
+def command(
+    app: typer.Typer, name: str, *, examples: Sequence[str], shown: Sequence[str] = ()
+) -> Callable[[Body], Body]:
+    """Declare a command. Its body gets the session first, then its own arguments and options.
+
+    What the loggers in `shown` have to say is in the command's result; it is not said twice.
+    """
+
+    def declare(body: Body) -> Body:
+        def call(session: Session, _ctx: typer.Context, own: dict[str, Any]) -> None:
+            set_up_logging(session.verbose, shown)
+            body(session, **own)
+
+        app.command(name, epilog=epilog(examples))(_with_shared_options(body, call))
+        return body
+
+    return declare
+
+
+def group(name: str | None, *, help: str, examples: Sequence[str]) -> typer.Typer:  # noqa: A002
+    """A group of commands; without a command it prints its help."""
+
+    def body(session: Session) -> None: ...
+
+    def call(_session: Session, ctx: typer.Context, _own: dict[str, Any]) -> None:
+        show_help_without_command(ctx)
+
+    return typer.Typer(
+        name=name,
+        help=help,
+        epilog=epilog(examples),
+        callback=_with_shared_options(body, call),
+        invoke_without_command=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+
+def show_help_without_command(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+def _with_shared_options(body: Body, call: Callable[[Session, typer.Context, dict[str, Any]], None]) -> Body:
+    """A function with the signature that typer reads: the body's own parameters and the shared ones."""
+    own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
+    # `topic create --config key=value` has a --config of its own.
+    shared = {name: each for name, each in _SHARED.items() if name not in {param.name for param in own}}
+
+    @functools.wraps(body)
+    def called(ctx: typer.Context, **given: Any) -> None:
+        session = ctx.ensure_object(Session)
+        session.take({name: given.pop(name) for name in shared})
+        call(session, ctx, given)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
+        *(param.replace(kind=keyword) for param in own),
+        *(
+            inspect.Parameter(name, keyword, annotation=annotation, default=default)
+            for name, (annotation, default) in shared.items()
+        ),
+    ]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {param.name: param.annotation for param in parameters}
+    del called.__wrapped__
+    return called
+
+
+def epilog(examples: Sequence[str]) -> str:
+    """What stands at the end of a help page."""
+    # After \b click leaves lines as they are.
+    return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname.lower()}: {super().format(record)}"
+
+
+def set_up_logging(verbose: int, shown: Sequence[str]) -> None:
+    """Warnings of Lastword to stderr; with -v what it does, with -vv its steps and what libraries warn of."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    logging.basicConfig(
+        handlers=[handler], level=logging.WARNING if verbose > 1 else logging.ERROR, force=True
+    )
+    logging.getLogger("lastword").setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)])
+    for name in shown:
+        logging.getLogger(name).setLevel(logging.NOTSET if verbose else logging.CRITICAL)

@@ -1,0 +1,191 @@
+"""The one place that prints: tables for people, JSON for programs.
+
+A command builds its result once, as data, and says how people see it. Results go to stdout; warnings, errors,
+questions and progress go to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+UNBOUNDED_WIDTH = 4000
+"""Of what is not a terminal: a table that is cut to 80 columns is of no use in a file."""
+
+
+@dataclass(slots=True)
+class Output:
+    """Prints results, as JSON if it was asked for."""
+
+    json: bool = False
+
+    def show(self, data: object, *parts: RenderableType) -> None:
+        """Print a result: `data` as one JSON document, or the parts one below the other."""
+        if self.json:
+            sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+            return
+        from rich.text import Text
+
+        console = make_console(sys.stdout)
+        for part in parts:
+            with console.capture() as captured:
+                console.print(part, soft_wrap=isinstance(part, str | Text))
+            sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+    def warn(self, message: str) -> None:
+        sys.stderr.write(f"warning: {message}\n")
+
+    def fail(self, kind: str, message: str) -> None:
+        """Print an error, on one line."""
+        if self.json:
+            sys.stderr.write(
+                json.dumps({"error": {"type": kind, "message": message}}, ensure_ascii=False) + "\n"
+            )
+        else:
+            sys.stderr.write(f"error: {' '.join(message.split())}\n")
+
+    @contextmanager
+    def progress(self, title: str, *, unit: str = "bytes") -> Iterator[Progress]:
+        """A progress bar on stderr, if that is a terminal and nobody asked for JSON."""
+        if self.json or not sys.stderr.isatty():
+            yield Progress()
+            return
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            TaskProgressColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TransferSpeedColumn,
+        )
+        from rich.progress import Progress as Bar
+
+        amount = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(),)
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), *amount)
+        with Bar(*columns, TimeElapsedColumn(), console=make_console(sys.stderr), transient=True) as bar:
+            yield _BarProgress(bar, bar.add_task(title, total=None))
+
+
+class Progress:
+    """How far a job has come. This one shows nothing."""
+
+    def update(self, done: int, total: int | None) -> None: ...
+
+
+class _BarProgress(Progress):
+    def __init__(self, bar: Any, task: Any) -> None:
+        self._bar = bar
+        self._task = task
+
+    def update(self, done: int, total: int | None) -> None:
+        self._bar.update(self._task, completed=done, total=total)
+
+
+def make_console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    is_terminal = stream.isatty()
+    width = None if is_terminal or os.environ.get("COLUMNS") else UNBOUNDED_WIDTH
+    # No markup: a record or a path may have square brackets.
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, total: Sequence[Any] | None = None
+) -> Table:
+    """A table without lines. A column whose name begins with '>' is set to the right, as numbers are."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
+    for column in columns:
+        made.add_column(
+            column.removeprefix(">"),
+            justify="right" if column.startswith(">") else "left",
+            overflow="fold",
+            vertical="top",
+        )
+    for row in rows:
+        made.add_row(*map(cell, row))
+    if total is not None:
+        made.add_row(*map(cell, total), style="bold")
+    return made
+
+
+def facts(pairs: Sequence[tuple[str, str | Text]]) -> Text:
+    """Names and values below each other. Not wrapped, so that a path can be copied from a narrow terminal."""
+    from rich.text import Text
+
+    width = max(len(name) for name, _ in pairs)
+    lines = [Text.assemble((name.ljust(width + 2), "bold"), value) for name, value in pairs]
+    return Text("\n").join(lines)
+
+
+def heading(title: str) -> Text:
+    from rich.text import Text
+
+    return Text(f"\n{title}", style="bold underline")
+
+
+def styled(text: str, style: str) -> Text:
+    from rich.text import Text
+
+    return Text(text, style=style)
+
+
+def cell(value: Any) -> Any:
+    if value is None:
+        return styled("-", "dim")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value
+
+
+def size(size_bytes: int | None) -> str | None:
+    """Bytes for people."""
+    if size_bytes is None:
+        return None
+    amount = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if amount < 999.95 or unit == "TB":
+            return f"{size_bytes} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    raise AssertionError
+
+
+def age(duration_ms: int | None) -> str | None:
+    """A duration for people, by its two largest units."""
+    if duration_ms is None:
+        return None
+    seconds = max(duration_ms, 0) // 1000
+    parts = [
+        (seconds // 86400, "d"),
+        (seconds // 3600 % 24, "h"),
+        (seconds // 60 % 60, "m"),
+        (seconds % 60, "s"),
+    ]
+    while len(parts) > 1 and parts[0][0] == 0:
+        parts.pop(0)
+    return " ".join(f"{amount}{unit}" for amount, unit in parts[:2])
+
+
+def offsets(first: int, end: int) -> str:
+    """A range of offsets, both ends included, as people count."""
+    if end <= first:
+        return "none"
+    return str(first) if end == first + 1 else f"{first} to {end - 1}"
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun: 1 record, 2 records."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

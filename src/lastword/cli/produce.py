@@ -1,0 +1,382 @@
+"""`lastword produce`: append lines to a topic.
+
+From a file, by its steps: read and check every line, and if one is wrong append nothing; then read it again and
+append. From standard input, which may never end: append lines as they come; a wrong one stops it there, and
+what stood before it is appended.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lastword.cli.input_lines import (
+    Format,
+    Parsed,
+    json_format,
+    key_value_format,
+    read_runs,
+    value_format,
+)
+from lastword.cli.options import Session, TopicArgument, command
+from lastword.cli.output import count, size, table
+from lastword.errors import InvalidError, InvalidRecordError, LastwordError
+
+if TYPE_CHECKING:
+    from lastword.batch import Compression
+    from lastword.topic import RecordPosition, Topic
+
+STDIN = "standard input"
+
+
+class CompressionName(StrEnum):
+    NONE = "none"
+    GZIP = "gzip"
+    SNAPPY = "snappy"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+class BadLineError(InvalidRecordError):
+    """A line that makes no record, or one that the topic refuses."""
+
+
+def register(app: typer.Typer) -> None:
+    command(
+        app,
+        "produce",
+        examples=[
+            "echo 'alice:Oslo' | lastword produce users",
+            "lastword produce users --file users.txt --separator '\\t'",
+            "echo 'alice:NULL' | lastword produce users --null-value NULL",
+            'echo \'{"key": "alice", "value": null}\' | lastword produce users --jsonl',
+            "tail -F access.log | lastword produce clicks --no-key",
+        ],
+    )(produce)
+
+
+def produce(
+    session: Session,
+    name: TopicArgument,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            metavar="FILE",
+            help="Read this file, not standard input. Every line is checked before any is appended.",
+            show_default=False,
+        ),
+    ] = None,
+    separator: Annotated[
+        str,
+        typer.Option("--separator", metavar="TEXT", help="What stands between key and value; \\t is a tab."),
+    ] = ":",
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="The whole line is the value; the key is null.")
+    ] = False,
+    null_value: Annotated[
+        str | None,
+        typer.Option(
+            "--null-value",
+            metavar="TEXT",
+            help="A value of exactly this text is null: a tombstone. Without it no line is one.",
+            show_default=False,
+        ),
+    ] = None,
+    jsonl: Annotated[
+        bool,
+        typer.Option("--jsonl", help='JSON lines: {"key": "k", "value": "v"}; a null value is a tombstone.'),
+    ] = False,
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            "--partition",
+            metavar="P",
+            help="Append to this partition [where the key belongs; without a key, by turns].",
+            show_default=False,
+        ),
+    ] = None,
+    compression: Annotated[
+        CompressionName, typer.Option("--compression", help="Compress the record batches.")
+    ] = CompressionName.NONE,
+    batch_records: Annotated[
+        int,
+        typer.Option(
+            "--batch-records", metavar="N", min=1, help="Append at most this many records at a time."
+        ),
+    ] = 10_000,
+) -> None:
+    """Append lines to a topic: KEY:VALUE, values alone, or JSON.
+
+    An empty value is a value. On a terminal each line is appended as it is typed; Ctrl-D ends it.
+    """
+    from lastword.batch import Compression
+
+    line_format = _format(separator, no_key=no_key, null_value=null_value, jsonl=jsonl)
+    with session.write() as log, _input(file) as source:
+        job = _Job(
+            session=session,
+            topic=log.topic(name),
+            source=source,
+            line_format=line_format,
+            partition=partition,
+            compression=Compression[compression.name],
+            batch_records=batch_records,
+        )
+        try:
+            job.run()
+        except KeyboardInterrupt:
+            job.show_summary()
+            raise
+        except LastwordError as error:
+            if not isinstance(error, BadLineError):
+                session.output.warn(
+                    f"{count(job.records, 'record')} had been appended to {name} before this:"
+                )
+            raise
+    job.show_summary()
+
+
+def _format(separator: str, *, no_key: bool, null_value: str | None, jsonl: bool) -> Format:
+    if jsonl:
+        if no_key or null_value is not None or separator != ":":
+            raise InvalidError(
+                "--jsonl says all about a record; --separator, --no-key and --null-value don't go with it."
+            )
+        return json_format
+    if no_key:
+        return value_format(null_value)
+    separator = separator.replace("\\t", "\t")
+    if not separator:
+        raise InvalidError("--separator must not be empty; --no-key is for lines that are values alone.")
+    return key_value_format(separator, null_value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Where lines come from. A regular file has a size, and can be read twice."""
+
+    name: str
+    fd: int
+    size_bytes: int | None
+    is_terminal: bool
+
+
+@contextmanager
+def _input(file: Path | None) -> Iterator[_Source]:
+    if file is None or str(file) == "-":
+        if sys.stdin is None:
+            raise InvalidError("Standard input is closed; --file names a file to read.")
+        fd = sys.stdin.fileno()
+        yield _Source(name=STDIN, fd=fd, size_bytes=None, is_terminal=os.isatty(fd))
+        return
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        kind = os.fstat(fd)
+    except OSError as error:
+        raise InvalidError(f"{file}: can't be read: {error.strerror or error}") from error
+    try:
+        if stat.S_ISDIR(kind.st_mode):
+            raise InvalidError(f"{file}: is a folder, not a file")
+        yield _Source(
+            name=str(file),
+            fd=fd,
+            size_bytes=kind.st_size if stat.S_ISREG(kind.st_mode) else None,
+            is_terminal=False,
+        )
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    number: int
+    parsed: Parsed
+
+
+@dataclass(slots=True)
+class _Range:
+    """What one partition got."""
+
+    first_offset: int
+    last_offset: int
+    records: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """One run of the command: reads, checks, appends, and counts what was appended."""
+
+    session: Session
+    topic: Topic
+    source: _Source
+    line_format: Format
+    partition: int | None
+    compression: Compression
+    batch_records: int
+    records: int = 0
+    size_bytes: int = 0
+    ranges: dict[int, _Range] = field(default_factory=dict)
+
+    def run(self) -> None:
+        if self.source.is_terminal:
+            self._run_terminal()
+        elif self.source.size_bytes is None:
+            self._run_stream()
+        else:
+            self._run_file(self.source.size_bytes)
+
+    # ------------------------------------------------------------------------------------- three ways
+
+    def _run_file(self, size_bytes: int) -> None:
+        with self.session.output.progress(f"Checking {self.source.name}") as progress:
+            for lines, bad in self._parsed_runs():
+                if (wrong := self._first_wrong(lines) or bad) is not None:
+                    raise self._bad_line(*wrong, "Nothing was appended.")
+                progress.update(os.lseek(self.source.fd, 0, os.SEEK_CUR), size_bytes)
+        os.lseek(self.source.fd, 0, os.SEEK_SET)
+        with self.session.output.progress(f"Appending to {self.topic.name}") as progress:
+            for lines, bad in self._parsed_runs():
+                self._append_checked(lines, bad)
+                progress.update(os.lseek(self.source.fd, 0, os.SEEK_CUR), size_bytes)
+
+    def _run_stream(self) -> None:
+        for lines, bad in self._parsed_runs():
+            self._append_checked(lines, bad)
+
+    def _run_terminal(self) -> None:
+        for lines, bad in self._parsed_runs(stop_at_bad=False):
+            try:
+                self._append_checked(lines, bad)
+            except BadLineError as error:
+                self.session.output.fail(type(error).__name__, str(error))
+
+    def _parsed_runs(
+        self, *, stop_at_bad: bool = True
+    ) -> Iterator[tuple[list[_Numbered], tuple[int, LastwordError] | None]]:
+        """Runs of lines that make records, with the line that ends a run because it does not."""
+        number = 0
+        for run in read_runs(self.source.fd, self.batch_records):
+            lines: list[_Numbered] = []
+            for line in run:
+                number += 1
+                try:
+                    parsed = self.line_format(line)
+                except InvalidError as error:
+                    yield lines, (number, error)
+                    if stop_at_bad:
+                        return
+                    lines = []
+                    continue
+                if parsed is not None:
+                    lines.append(_Numbered(number, parsed))
+            if lines:
+                yield lines, None
+
+    # -------------------------------------------------------------------------------- check and append
+
+    def _append_checked(self, lines: Sequence[_Numbered], bad: tuple[int, LastwordError] | None) -> None:
+        """Append lines up to the first one that is wrong, and raise that."""
+        for partition, together in self._by_partition(lines):
+            try:
+                self._append(partition, together)
+            except InvalidError:
+                wrong = self._first_wrong(together)
+                if wrong is None:
+                    raise
+                self._append(partition, [each for each in together if each.number < wrong[0]])
+                raise self._bad_line(*wrong, self._appended()) from None
+        if bad is not None:
+            raise self._bad_line(*bad, self._appended())
+
+    def _append(self, partition: int | None, lines: Sequence[_Numbered]) -> None:
+        if not lines:
+            return
+        records = [each.parsed.record for each in lines]
+        positions = self.topic.append_many(records, partition=partition, compression=self.compression)
+        self.records += len(records)
+        self.size_bytes += sum(len(each.key or b"") + len(each.value or b"") for each in records)
+        for position in positions:
+            self._count(position)
+
+    def _first_wrong(self, lines: Sequence[_Numbered]) -> tuple[int, LastwordError] | None:
+        """The first line that the topic refuses, and why."""
+        for partition, together in self._by_partition(lines):
+            try:
+                self.topic.check_many([each.parsed.record for each in together], partition=partition)
+                continue
+            except InvalidError:
+                pass
+            for each in together:
+                try:
+                    self.topic.check_many([each.parsed.record], partition=partition)
+                except InvalidError as error:
+                    return each.number, error
+        return None
+
+    def _by_partition(self, lines: Sequence[_Numbered]) -> Iterator[tuple[int | None, list[_Numbered]]]:
+        """Neighbours that go to the same place, so that the order within a partition is that of the lines."""
+        if self.partition is not None:
+            yield self.partition, list(lines)
+            return
+        for partition, together in itertools.groupby(lines, lambda each: each.parsed.partition):
+            yield partition, list(together)
+
+    # ------------------------------------------------------------------------------------------ report
+
+    def _count(self, position: RecordPosition) -> None:
+        got = self.ranges.setdefault(position.partition, _Range(position.offset, position.offset))
+        got.last_offset = position.offset
+        got.records += 1
+
+    def _appended(self) -> str:
+        if self.source.is_terminal:
+            return "This line was not appended."
+        return (
+            f"The lines before it were appended ({count(self.records, 'record')}), it and the rest were not."
+        )
+
+    def _bad_line(self, number: int, error: LastwordError, done: str) -> BadLineError:
+        return BadLineError(f"{self.source.name}:{number}: {str(error).rstrip('.')}. {done}")
+
+    def show_summary(self) -> None:
+        self.session.output.show(
+            {
+                "topic": self.topic.name,
+                "records": self.records,
+                "size_bytes": self.size_bytes,
+                "partitions": [
+                    {
+                        "partition": partition,
+                        "first_offset": got.first_offset,
+                        "last_offset": got.last_offset,
+                        "records": got.records,
+                    }
+                    for partition, got in sorted(self.ranges.items())
+                ],
+            },
+            f"Appended {count(self.records, 'record')} ({size(self.size_bytes)}) to {self.topic.name}.",
+            *(
+                [
+                    table(
+                        [">partition", ">first offset", ">last offset", ">records"],
+                        [
+                            (partition, got.first_offset, got.last_offset, got.records)
+                            for partition, got in sorted(self.ranges.items())
+                        ],
+                    )
+                ]
+                if self.ranges
+                else []
+            ),
+        )

@@ -1,0 +1,110 @@
+"""Records as lines: for people, and as JSON that `lastword produce --jsonl` takes back."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lastword.record import Record
+
+TOMBSTONE = "<tombstone>"
+NULL = "<null>"
+EMPTY = "<empty>"
+NO_TIME = "<no timestamp>"
+_MARKS = (TOMBSTONE, NULL, EMPTY)
+
+# The values of message.timestamp.type, by TimestampType; the third is Kafka's name for none.
+_TIMESTAMP_TYPES = {0: "CreateTime", 1: "LogAppendTime", -1: "NoTimestampType"}
+
+_OFFSET_WIDTH = 8
+_TIME_WIDTH = 24
+_KEY_WIDTH = 12
+
+
+def header_line(partitions: int) -> str:
+    """The names of the columns of `text_line`."""
+    return "  ".join(
+        [
+            "p".rjust(_partition_width(partitions)),
+            "offset".rjust(_OFFSET_WIDTH),
+            "time (UTC)".ljust(_TIME_WIDTH),
+            "key".ljust(_KEY_WIDTH),
+            "value",
+        ]
+    )
+
+
+def text_line(record: Record, partitions: int, mark: Callable[[str], str]) -> str:
+    """A record on one line. `mark` sets off what is not in the record itself, such as `<tombstone>`."""
+    key = text(record.key, mark, null=NULL)
+    plain_width = len(text(record.key, str, null=NULL))
+    value = text(record.value, mark, null=TOMBSTONE if record.is_tombstone else NULL)
+    columns = [
+        str(record.partition).rjust(_partition_width(partitions)),
+        str(record.offset).rjust(_OFFSET_WIDTH),
+        time_text(record.timestamp_ms).ljust(_TIME_WIDTH),
+        key + " " * max(0, _KEY_WIDTH - plain_width),
+        value,
+    ]
+    if record.headers:
+        pairs = ", ".join(f"{text(name.encode(), str)}={text(value, str)}" for name, value in record.headers)
+        columns.append(mark(f"[{pairs}]"))
+    return "  ".join(columns)
+
+
+def text(data: bytes | None, mark: Callable[[str], str], *, null: str = NULL) -> str:
+    """Bytes for people: UTF-8, with what can't be shown escaped, so that it is always one line."""
+    if data is None:
+        return mark(null)
+    if not data:
+        return mark(EMPTY)
+    shown = data.decode(errors="backslashreplace")
+    if not shown.isprintable():
+        shown = "".join(
+            each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown
+        )
+    # A value that reads like one of the marks must not be taken for it.
+    return f"\\x3c{shown[1:]}" if shown in _MARKS else shown
+
+
+def time_text(timestamp_ms: int) -> str:
+    if timestamp_ms < 0:
+        return NO_TIME
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def json_line(record: Record) -> str:
+    """A record as one JSON object. What is not UTF-8 comes in base64, under another name."""
+    return json.dumps(
+        {
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp": record.timestamp_ms,
+            "timestamp_type": _TIMESTAMP_TYPES[record.timestamp_type],
+            **_json_bytes("key", record.key),
+            **_json_bytes("value", record.value),
+            "headers": [{"key": name, **_json_bytes("value", value)} for name, value in record.headers],
+        },
+        ensure_ascii=False,
+    )
+
+
+def _json_bytes(name: str, data: bytes | None) -> dict[str, Any]:
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def _partition_width(partitions: int) -> int:
+    return len(str(partitions - 1))

@@ -1,0 +1,483 @@
+"""`lastword topic`: create, alter, list, describe, delete, seal, delete-records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastword.cli.options import Session, TopicArgument, YesOption, command, group
+from lastword.cli.output import count, facts, heading, offsets, size, styled, table
+from lastword.errors import InvalidConfigError, InvalidError, UnknownTopicError
+
+if TYPE_CHECKING:
+    from lastword.config import EffectiveSetting
+    from lastword.tiering import SealReport
+    from lastword.topic import PartitionDescription, TopicDescription
+
+POLICY = "cleanup.policy"
+
+app = group(
+    "topic",
+    help="Create, change, look at and delete topics.",
+    examples=[
+        "lastword topic create users --cleanup-policy compact",
+        "lastword topic list",
+        "lastword topic describe users",
+    ],
+)
+
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        metavar="KEY=VALUE",
+        help="A setting of the topic; can be repeated. Without a '=' it is the settings file.",
+        show_default=False,
+    ),
+]
+
+
+# ------------------------------------------------------------------------------------- create and alter
+
+
+@command(
+    app,
+    "create",
+    examples=[
+        "lastword topic create users --cleanup-policy compact",
+        "lastword topic create user-profiles --partitions 12 --config cleanup.policy=compact",
+        "lastword topic create clicks --config retention.ms=3600000 --config segment.bytes=1000000",
+    ],
+)
+def create(
+    session: Session,
+    name: TopicArgument,
+    partitions: Annotated[int, typer.Option("--partitions", metavar="N", help="Number of partitions.")] = 1,
+    cleanup_policy: Annotated[
+        str | None,
+        typer.Option(
+            "--cleanup-policy",
+            metavar="POLICY",
+            help="delete, compact or compact,delete.",
+            show_default=False,
+        ),
+    ] = None,
+    config: SettingsOption = None,
+) -> None:
+    """Create a topic, and the data folder if it is not there yet."""
+    settings = take_settings(session, config or [], cleanup_policy)
+    with session.write(create=True) as log:
+        topic = log.create_topic(name, partitions=partitions, config=settings)
+        policy = next(each.value for each in log.explain_config(name) if each.key == POLICY)
+        session.output.show(
+            {
+                "topic": topic.name,
+                "id": str(topic.id),
+                "partitions": topic.partitions,
+                "cleanup_policy": policy,
+                "config": dict(topic.config),
+            },
+            f"Created topic {name}: {count(topic.partitions, 'partition')}, {POLICY} {policy}.",
+        )
+
+
+@command(
+    app,
+    "alter",
+    examples=[
+        "lastword topic alter users --config min.cleanable.dirty.ratio=0.3",
+        "lastword topic alter users --delete-config retention.ms",
+        "lastword topic alter users --partitions 24",
+    ],
+)
+def alter(
+    session: Session,
+    name: TopicArgument,
+    config: SettingsOption = None,
+    delete_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--delete-config",
+            metavar="KEY",
+            help="Take a setting back, so that it is inherited again; can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--partitions", metavar="N", help="The new, larger number of partitions.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Change settings of a topic, or add partitions. Everything is applied, or nothing."""
+    settings = take_settings(session, config or [], None)
+    unset = delete_config or []
+    if not settings and not unset and partitions is None:
+        raise InvalidError("There is nothing to change; give --config, --delete-config or --partitions.")
+    if both := sorted(set(settings) & set(unset)):
+        raise InvalidConfigError(f"{both[0]!r} is both set and taken back; do one of them")
+    with session.write() as log:
+        topic = log.topic(name)
+        before = {each.key: each for each in log.explain_config(name)}
+        partitions_before = topic.partitions
+        topic = log.alter_topic(name, set_config=settings, unset=unset, partitions=partitions)
+        after = {each.key: each for each in log.explain_config(name)}
+        changed = [key for key in after if before.get(key) != after[key]]
+    rows = [(key, _with_source(before[key]), _with_source(after[key])) for key in changed]
+    if topic.partitions != partitions_before:
+        rows.append(("partitions", str(partitions_before), str(topic.partitions)))
+    session.output.show(
+        {
+            "topic": name,
+            "partitions": {"before": partitions_before, "after": topic.partitions},
+            "changed": {
+                key: {"before": _setting_data(before[key]), "after": _setting_data(after[key])}
+                for key in changed
+            },
+        },
+        f"Changed topic {name}." if rows else f"Topic {name} is as it was.",
+        *([table(["setting", "before", "now"], rows)] if rows else []),
+    )
+
+
+def take_settings(session: Session, given: list[str], cleanup_policy: str | None) -> dict[str, str]:
+    """The settings among the values of --config; the one without a '=' is the settings file."""
+    settings = {} if cleanup_policy is None else {POLICY: cleanup_policy}
+    files: list[str] = []
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not equals:
+            files.append(each)
+        elif key in settings:
+            raise InvalidConfigError(f"{key!r} is given twice")
+        else:
+            settings[key] = value
+    if len(files) > 1:
+        raise InvalidConfigError(f"two settings files are given: {files[0]} and {files[1]}")
+    if files:
+        session.config = Path(files[0])
+        if not session.config.exists():
+            raise InvalidConfigError(
+                f"There is no settings file {files[0]}. A setting is given as --config KEY=VALUE."
+            )
+    return settings
+
+
+def _with_source(setting: EffectiveSetting) -> str:
+    return f"{setting.value or 'not set'} ({setting.source})"
+
+
+def _setting_data(setting: EffectiveSetting) -> dict[str, str]:
+    return {"value": setting.value, "source": setting.source}
+
+
+# ------------------------------------------------------------------------------------ list and describe
+
+
+@command(app, "list", examples=["lastword topic list", "lastword topic list --json"])
+def list_topics(session: Session) -> None:
+    """List the topics."""
+    with session.read() as log:
+        found = [(info, log.config.explain(info.name, info.config)) for info in log.topic_infos()]
+    rows = [(info, next(each.value for each in settings if each.key == POLICY)) for info, settings in found]
+    data = [
+        {
+            "name": info.name,
+            "id": str(info.id),
+            "partitions": info.partitions,
+            "cleanup_policy": policy,
+            "config": dict(info.config),
+        }
+        for info, policy in rows
+    ]
+    if not rows:
+        session.output.show(data, f"There are no topics in {session.data_folder}.")
+        return
+    shown = table(
+        ["topic", ">partitions", POLICY, "settings of its own"],
+        [
+            (
+                info.name,
+                info.partitions,
+                policy,
+                ", ".join(f"{key}={value}" for key, value in sorted(info.config.items()) if key != POLICY)
+                or None,
+            )
+            for info, policy in rows
+        ],
+    )
+    session.output.show(data, shown)
+
+
+@command(app, "describe", examples=["lastword topic describe users", "lastword topic describe users --json"])
+def describe(session: Session, name: TopicArgument) -> None:
+    """Show what a topic is, where its records are, and what is wrong with it, if anything."""
+    from lastword.readers import CommittedPositions
+
+    with session.read() as log:
+        topic = log.topic(name)
+        found = topic.describe()
+        readers = {each: CommittedPositions(log.path, found.id.hex, each).load() for each in found.readers}
+    session.output.show(_description_data(found, readers), *_description_parts(found, readers))
+
+
+def _description_data(found: TopicDescription, readers: dict[str, dict[int, int]]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "topic": found.name,
+        "id": str(found.id),
+        "cleanup_policy": found.cleanup_policy,
+        "location": found.location,
+        "wal_folder": found.wal_folder,
+        "partitions": [{**asdict(each), "unsealed_records": _unsealed(each)} for each in found.partitions],
+        "settings": [asdict(each) for each in found.settings],
+        "readers": {
+            name: {
+                "positions": {str(partition): offset for partition, offset in sorted(positions.items())},
+                "behind": _behind(found, positions),
+            }
+            for name, positions in readers.items()
+        },
+    }
+
+
+def _description_parts(found: TopicDescription, readers: dict[str, dict[int, int]]) -> list[Any]:
+    of_topic = found.settings
+    given = [each for each in of_topic if each.source != "default"]
+    parts: list[Any] = [
+        facts(
+            [
+                ("topic", found.name),
+                ("id", str(found.id)),
+                (POLICY, found.cleanup_policy),
+                ("partitions", str(len(found.partitions))),
+                ("sealed in", found.location),
+                ("WAL in", found.wal_folder),
+            ]
+        ),
+        heading("Offsets"),
+        table(
+            [">partition", ">log start", ">first dirty", ">sealed end", ">log end", ">leader epoch", ""],
+            [
+                (
+                    each.partition,
+                    each.log_start,
+                    each.first_dirty,
+                    each.sealed_end,
+                    each.log_end,
+                    each.leader_epoch,
+                    styled("PROBLEM, see below", "bold red") if each.problem else "",
+                )
+                for each in found.partitions
+            ],
+        ),
+        heading("Storage"),
+        _storage_table(found),
+        heading("Settings"),
+    ]
+    if given:
+        parts.append(table(["setting", "value", "from"], [_setting_row(each) for each in given]))
+    parts.append(
+        f"{'The others have' if given else 'All have'} their defaults; "
+        f"`lastword config show --topic {found.name}` shows them."
+    )
+    if readers:
+        parts += [
+            heading("Named readers"),
+            table(
+                ["reader", ">records behind"],
+                [(name, _behind(found, positions)) for name, positions in readers.items()],
+            ),
+        ]
+    if problems := [each for each in found.partitions if each.problem]:
+        parts += [
+            heading("Problems"),
+            table(
+                [">partition", "problem"],
+                [(each.partition, styled(each.problem or "", "red")) for each in problems],
+            ),
+        ]
+    return parts
+
+
+def _storage_table(found: TopicDescription) -> Any:
+    each_of = found.partitions
+    with_ratio = any(each.dirty_ratio is not None for each in each_of)
+    rows = [
+        (
+            each.partition,
+            each.segments,
+            each.sealed_records,
+            size(each.sealed_bytes),
+            _unsealed(each),
+            each.wal_files,
+            size(each.wal_bytes),
+            *([f"{each.dirty_ratio:.2f}" if each.dirty_ratio is not None else None] if with_ratio else []),
+        )
+        for each in each_of
+    ]
+    total = (
+        "all",
+        sum(each.segments for each in each_of),
+        sum(each.sealed_records for each in each_of),
+        size(sum(each.sealed_bytes for each in each_of)),
+        sum(_unsealed(each) for each in each_of),
+        sum(each.wal_files for each in each_of),
+        size(sum(each.wal_bytes for each in each_of)),
+        *([""] if with_ratio else []),
+    )
+    columns = [
+        ">\npartition",
+        ">\nsegments",
+        ">sealed\nrecords",
+        ">sealed\nsize",
+        ">unsealed\nrecords",
+        ">WAL\nfiles",
+        ">WAL\nsize",
+    ]
+    if with_ratio:
+        columns.append(">dirty\nratio")
+    return table(columns, rows, total=total if len(each_of) > 1 else None)
+
+
+def _unsealed(partition: PartitionDescription) -> int:
+    return max(0, partition.log_end - max(partition.sealed_end, partition.log_start))
+
+
+def _behind(found: TopicDescription, positions: dict[int, int]) -> int:
+    return sum(
+        each.log_end - max(positions.get(each.partition, each.log_start), each.log_start)
+        for each in found.partitions
+    )
+
+
+def _setting_row(setting: EffectiveSetting) -> tuple[str, str, str]:
+    return setting.key, setting.value or "not set", " ".join(filter(None, (setting.source, setting.where)))
+
+
+# ------------------------------------------------------------------------- delete, seal, delete-records
+
+
+@command(app, "delete", examples=["lastword topic delete users", "lastword topic delete users --yes"])
+def delete(session: Session, name: TopicArgument, yes: YesOption = False) -> None:
+    """Delete a topic with all its records and the positions of its readers."""
+    # The question is asked before the log is locked: nobody should have to wait for an answer.
+    with session.read() as log:
+        info = next((each for each in log.topic_infos() if each.name == name), None)
+    if info is None:
+        raise UnknownTopicError(f"there is no topic {name!r}")
+    question = f"Delete topic {name} ({count(info.partitions, 'partition')}) with everything in it, for ever?"
+    if not session.confirm(question, yes=yes):
+        session.output.show({"topic": name, "deleted": False}, "Nothing was deleted.")
+        raise typer.Exit(1)
+    with session.write() as log:
+        log.delete_topic(name)
+    session.output.show({"topic": name, "deleted": True}, f"Deleted topic {name}.")
+
+
+@command(
+    app,
+    "seal",
+    examples=["lastword topic seal users", "lastword topic seal users --json"],
+    shown=["lastword.tiering"],
+)
+def seal(session: Session, name: TopicArgument) -> None:
+    """Commit everything that is only in the WAL as sealed segments.
+
+    The exit code is 1 if a partition could not be sealed; the others are.
+    """
+    with session.write() as log, session.output.progress(f"Sealing {name}") as progress:
+        report = log.topic(name).seal(progress=progress.update)
+    _show_sealed(session, report)
+    if report.problems:
+        raise typer.Exit(1)
+
+
+def _show_sealed(session: Session, report: SealReport) -> None:
+    from dataclasses import asdict
+
+    parts: list[Any] = []
+    if report.segments:
+        parts += [
+            f"Sealed {count(report.records, 'record')} of {report.topic} in {report.duration_s:.1f} s:",
+            table(
+                [">partition", ">offsets", ">records", ">size"],
+                [
+                    (
+                        each.partition,
+                        offsets(each.first_offset, each.last_offset + 1),
+                        each.records,
+                        size(each.size_bytes),
+                    )
+                    for each in report.segments
+                ],
+                total=("all", "", report.records, size(report.size_bytes))
+                if len(report.segments) > 1
+                else None,
+            ),
+        ]
+    elif report.files:
+        parts.append(
+            f"The WAL of {report.topic} held only records below the log start; nothing was left to seal."
+        )
+    elif not report.problems:
+        parts.append(f"Everything in {report.topic} is sealed already.")
+    if report.problems:
+        parts += [
+            heading("Not sealed") if parts else f"Nothing of {report.topic} was sealed.",
+            table(
+                [">partition", "problem"],
+                [(partition, styled(why, "red")) for partition, why in report.problems],
+            ),
+        ]
+    data = {
+        "topic": report.topic,
+        "segments": [asdict(each) for each in report.segments],
+        "records": report.records,
+        "size_bytes": report.size_bytes,
+        "wal_files": report.files,
+        "wal_bytes": report.wal_bytes,
+        "duration_s": round(report.duration_s, 3),
+        "snapshot_id": report.snapshot_id,
+        "problems": [{"partition": partition, "problem": why} for partition, why in report.problems],
+    }
+    session.output.show(data, *parts)
+
+
+@command(
+    app,
+    "delete-records",
+    examples=[
+        "lastword topic delete-records users --partition 0 --before 1000",
+        "lastword topic delete-records users --partition 0 --before -1",
+    ],
+)
+def delete_records(
+    session: Session,
+    name: TopicArgument,
+    partition: Annotated[
+        int, typer.Option("--partition", metavar="P", help="The partition.", show_default=False)
+    ],
+    before: Annotated[
+        int,
+        typer.Option(
+            "--before", metavar="OFFSET", help="The new log start; -1: all records go.", show_default=False
+        ),
+    ],
+) -> None:
+    """Delete the records of a partition before an offset. No read shows them any more."""
+    with session.write() as log:
+        topic = log.topic(name)
+        old_start = topic.extents()[partition].log_start if 0 <= partition < topic.partitions else 0
+        log_start = topic.delete_records({partition: before})[partition]
+    if log_start > old_start:
+        said = f"Deleted the offsets {offsets(old_start, log_start)} of {name} partition {partition}."
+    else:
+        said = f"There was nothing to delete: {name} partition {partition} starts at {log_start}."
+    session.output.show(
+        {"topic": name, "partition": partition, "log_start_before": old_start, "log_start": log_start}, said
+    )

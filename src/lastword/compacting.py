@@ -1,0 +1,154 @@
+"""Compaction as a log does it: loads the service that the settings name, and tells it what the log knows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lastword import metrics
+from lastword.clock import Clock, monotonic_s
+from lastword.compaction import plan
+from lastword.compaction.holds import ReaderPosition, Uptime, hold_of
+from lastword.compaction.job import CompactionReport, PartitionReport, Target, plan_target
+from lastword.compaction.plan import PartitionPlan
+from lastword.compaction.service import (
+    CompactionRequest,
+    CompactionServiceFactory,
+    CompactsManyTopics,
+    ServiceContext,
+    TopicCompactionService,
+    check_service,
+    load_factory,
+)
+from lastword.config import BrokerConfig, TopicSettings
+from lastword.errors import LastwordError
+from lastword.leases import LeaseKeeper
+from lastword.segments.table import SegmentTable
+
+TopicParts = tuple[SegmentTable, TopicSettings, dict[int, int], list[ReaderPosition]]
+"""A topic's table, settings, log ends, and where its named readers stand."""
+
+
+class Compaction:
+    """The compaction of a log's topics. The service is loaded and started with its first use."""
+
+    def __init__(
+        self,
+        parts: Callable[[str], TopicParts],
+        *,
+        config: BrokerConfig,
+        data_folder: Path,
+        clock: Clock,
+        leases: LeaseKeeper,
+    ) -> None:
+        self._parts = parts
+        self._config = config
+        self._clock = clock
+        self._data_folder = data_folder
+        self._leases = leases
+        self._uptime = Uptime(data_folder)
+        self._factory: CompactionServiceFactory | None = None
+        self._services: dict[str, TopicCompactionService] = {}
+        self._lock = threading.Lock()
+
+    def plan(
+        self, topic: str, *, partitions: Sequence[int] | None = None, asked_for: bool = False, force: bool = False
+    ) -> list[PartitionPlan]:
+        """What would be compacted now, why, and about what it would reclaim. Nothing is changed."""
+        return plan_target(
+            self._target(topic),
+            clock=self._clock,
+            partitions=partitions,
+            asked_for=asked_for,
+            force=force,
+            estimates=True,
+        )
+
+    def run(self, topics: Sequence[str], request: CompactionRequest) -> CompactionReport:
+        """Compact topics: as one job where the service can, else one after the other."""
+        self._uptime.here(self._clock.now_ms())
+        factory = self.factory()
+        if isinstance(factory, CompactsManyTopics):
+            return factory.compact_topics(topics, request)
+        started_s = monotonic_s()
+        done: list[PartitionReport] = []
+        for topic in topics:
+            if request.stop():
+                break
+            done += self.service(topic).compact(request)
+        return CompactionReport(
+            engine=type(factory).__name__, partitions=tuple(done), duration_s=monotonic_s() - started_s
+        )
+
+    def note_dirty_ratios(self, topic: str) -> None:
+        """Export the dirty ratio of each partition of a topic."""
+        target = self._target(topic)
+        snapshot = target.table.snapshot()
+        for partition, at in enumerate(snapshot.positions):
+            segments = target.table.plan(snapshot, partition)
+            ratio = plan.dirty_ratio(segments, at, target.settings, self._clock.now_ms())
+            metrics.DIRTY_RATIO.labels(topic, partition).set(ratio)
+
+    def factory(self) -> CompactionServiceFactory:
+        """The factory that the settings name; loaded once."""
+        with self._lock:
+            if self._factory is None:
+                factory = load_factory(self._config.compaction_service_factory)
+                factory.initialize(
+                    ServiceContext(
+                        config=self._config,
+                        data_folder=self._data_folder,
+                        clock=self._clock,
+                        leases=self._leases,
+                        target=self._target,
+                    )
+                )
+                self._factory = factory
+            return self._factory
+
+    def service(self, topic: str) -> TopicCompactionService:
+        """The compaction service of a topic."""
+        factory = self.factory()
+        with self._lock:
+            if topic not in self._services:
+                service = factory.new_topic_compaction_service(topic)
+                check_service(service, f"the compaction service of {topic!r} is {type(service).__name__}")
+                self._services[topic] = service
+            return self._services[topic]
+
+    def forget(self, topic: str) -> None:
+        """A topic has been deleted: let its service go."""
+        with self._lock:
+            service = self._services.pop(topic, None)
+        if service is not None:
+            service.close()
+
+    def close(self) -> None:
+        errors: list[LastwordError] = []
+        for topic in list(self._services):
+            try:
+                self.forget(topic)
+            except LastwordError as error:
+                errors.append(error)
+        if self._factory is not None:
+            self._factory.close()
+        if errors:
+            raise errors[0]
+
+    def _target(self, topic: str) -> Target:
+        table, settings, log_ends, readers = self._parts(topic)
+        downtimes = self._uptime.downtimes()
+        now_ms = self._clock.now_ms()
+        holds = {
+            partition: hold_of(
+                partition,
+                readers,
+                downtimes,
+                hold_ms=self._config.reader_hold_ms,
+                hold_max_ms=self._config.reader_hold_max_ms,
+                now_ms=now_ms,
+            )
+            for partition in log_ends
+        }
+        return Target(table=table, settings=settings, log_ends=log_ends, holds=holds)

@@ -1,0 +1,177 @@
+"""Where units are carried out: the protocol of an engine, and the one that works in this process.
+
+An engine takes units of any topics and partitions and gives back an outcome, or what went wrong, for each. It
+decides nothing about records; the kernels do, and they are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from lastword.clock import monotonic_s
+from lastword.compaction import kernels
+from lastword.compaction.keyset import SetTooLargeError, Share
+from lastword.compaction.plan import MAX_SHARES, Way
+from lastword.compaction.survivors import Mask, Survivors, finish, pack, unpack
+from lastword.compaction.unit import Outcome, Unit
+from lastword.errors import LastwordError, UnavailableError
+
+MAX_INLINE_SHARES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A unit, and the way it is carried out."""
+
+    unit: Unit
+    way: Way
+    shares: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A unit that could not be carried out. It left no visible trace."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooLarge:
+    """The keys of a unit did not fit into a task's memory: another way is needed."""
+
+
+Result = Outcome | Failure | TooLarge
+
+
+class Engine(Protocol):
+    """Carries out units. `parallel` is how many tasks it runs at a time."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def parallel(self) -> int: ...
+
+    def run(self, jobs: Sequence[Job]) -> list[Result]:
+        """A result for each job, in their order. What fails for one leaves the others alone."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def next_way(job: Job) -> Job:
+    """The same unit in a way that needs less memory."""
+    if job.way == "one stage":
+        return replace(job, way="two stages", shares=2)
+    if job.way == "two stages" and job.shares < MAX_SHARES:
+        return replace(job, shares=job.shares * 2)
+    return replace(job, way="Spark SQL", shares=1)
+
+
+def carry_out(unit: Unit) -> Result:
+    """One stage, for a task: errors become results, so that they don't touch other units."""
+    try:
+        return kernels.compact(unit)
+    except SetTooLargeError:
+        return TooLarge()
+    except (LastwordError, OSError) as error:
+        return Failure(message=str(error))
+
+
+def find_share(unit: Unit, share: Share) -> list[bytes] | Failure | TooLarge:
+    """The packed masks of a unit's segments, in offset order, for one share of the keys."""
+    try:
+        found = dict(Survivors(unit, share).masks())
+        return [pack(found[index]) for index in range(len(unit.segments))]
+    except SetTooLargeError:
+        return TooLarge()
+    except (LastwordError, OSError) as error:
+        return Failure(message=str(error))
+
+
+def unite(unit: Unit, shares: Sequence[Sequence[bytes]]) -> list[Mask]:
+    """The masks that all shares together found."""
+    return [
+        unpack([share[index] for share in shares], segment.records)
+        for index, segment in enumerate(unit.segments)
+    ]
+
+
+def rewrite_found(unit: Unit, masks: Sequence[Mask], *, keys_only: bool = False) -> Result:
+    """The second stage, for a task. With `keys_only` the masks are completed first."""
+    try:
+        read_bytes = sum(finish(unit, index, mask) for index, mask in enumerate(masks)) if keys_only else 0
+        outcome = kernels.rewrite_masked(unit, masks)
+        return replace(outcome, read_bytes=outcome.read_bytes + read_bytes)
+    except (LastwordError, OSError) as error:
+        return Failure(message=str(error))
+
+
+def join(unit: Unit, results: Sequence[Result], duration_s: float) -> Result:
+    """One outcome for a unit that several tasks have rewritten."""
+    outcomes = [each for each in results if isinstance(each, Outcome)]
+    if len(outcomes) < len(results):
+        return next(each for each in results if not isinstance(each, Outcome))
+    oldest = [
+        each.oldest_examined_tombstone_ms
+        for each in outcomes
+        if each.oldest_examined_tombstone_ms is not None
+    ]
+    return Outcome(
+        topic=unit.topic,
+        partition=unit.partition,
+        segments=unit.segments,
+        rewritten=tuple(rewritten for each in outcomes for rewritten in each.rewritten),
+        spared=any(each.spared for each in outcomes),
+        read_bytes=sum(each.read_bytes for each in outcomes),
+        duration_s=duration_s,
+        examined=tuple(path for each in outcomes for path in each.examined),
+        oldest_examined_tombstone_ms=min(oldest, default=None),
+    )
+
+
+class InlineEngine:
+    """The same kernels in this process, for a machine without Java. One unit at a time."""
+
+    name = "inline"
+    parallel = 1
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or min(2, os.cpu_count() or 1)
+
+    def run(self, jobs: Sequence[Job]) -> list[Result]:
+        return [self._run(replace(job, unit=replace(job.unit, threads=self._threads))) for job in jobs]
+
+    def close(self) -> None:
+        pass
+
+    def _run(self, job: Job) -> Result:
+        if job.way == "one stage":
+            return carry_out(job.unit)
+        # Without Spark more keys than fit into memory only mean more rounds over them.
+        shares = max(job.shares, 2 * MAX_SHARES if job.way == "Spark SQL" else 1)
+        while shares <= MAX_INLINE_SHARES:
+            result = self._run_shares(job.unit, shares)
+            if not isinstance(result, TooLarge):
+                return result
+            shares *= 2
+        raise UnavailableError(
+            f"The keys of {job.unit.topic!r} partition {job.unit.partition} don't fit into "
+            f"{job.unit.max_set_bytes} bytes even in {MAX_INLINE_SHARES} rounds; raise compaction.task.memory.bytes."
+        )
+
+    def _run_shares(self, unit: Unit, shares: int) -> Result:
+        started_s = monotonic_s()
+        found: list[list[bytes]] = []
+        for index in range(shares):
+            share = find_share(unit, Share(index, shares))
+            if not isinstance(share, list):
+                return share
+            found.append(share)
+        result = rewrite_found(unit, unite(unit, found))
+        return (
+            replace(result, duration_s=monotonic_s() - started_s) if isinstance(result, Outcome) else result
+        )

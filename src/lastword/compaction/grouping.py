@@ -1,0 +1,52 @@
+"""Which neighbouring segments become one file, decided while their masks come in, the newest segment first.
+
+Segments that are rewritten anyway are joined while the result stays under segment.bytes; so are dirty ones,
+which are new and often small. A clean segment that loses nothing joins only if it is no larger than what it
+joins: each time it is rewritten the file at least doubles, so that no record is rewritten often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A segment, about what it will weigh, and whether it may be joined freely: it is rewritten anyway, or new."""
+
+    index: int
+    expected_bytes: int
+    free_to_join: bool
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+
+
+def groups(members: Iterable[Member], *, merge_bytes: int, span_ms: int | None) -> Iterator[list[Member]]:
+    """Runs of neighbours, each in the order in which its members came."""
+    group: list[Member] = []
+    for member in members:
+        if group and not _joins(group, member, merge_bytes, span_ms):
+            yield group
+            group = []
+        group.append(member)
+    if group:
+        yield group
+
+
+def _joins(group: list[Member], member: Member, merge_bytes: int, span_ms: int | None) -> bool:
+    group_bytes = sum(each.expected_bytes for each in group)
+    if group_bytes + member.expected_bytes > merge_bytes:
+        return False
+    if span_ms is not None:
+        newest = max(each.max_timestamp_ms for each in (*group, member))
+        oldest = min(each.min_timestamp_ms for each in (*group, member))
+        if newest - oldest > span_ms:
+            return False
+    group_is_free = all(each.free_to_join for each in group)
+    if group_is_free and member.free_to_join:
+        return True
+    if group_is_free:
+        return member.expected_bytes <= group_bytes
+    # The group has taken in a clean segment already: it goes on only with what is free.
+    return member.free_to_join

@@ -1,0 +1,82 @@
+"""Which readers still need tombstones: those that committed a position and were active not long ago.
+
+A reader is active while it has committed or polled within `reader.hold.ms`. Time in which nothing maintained
+the log does not count, because nobody could read then either; so each maintenance round notes that it was here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lastword import disk
+from lastword.compaction.rules import ReaderHold
+
+UPTIME_FILE = "uptime.json"
+_DOWN_AFTER_MS = 15 * 60 * 1000
+_KEPT_MS = 90 * 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderPosition:
+    """Where a named reader stands in a partition, and when it was last seen."""
+
+    reader: str
+    partition: int
+    position: int
+    active_ms: int
+
+
+def hold_of(
+    partition: int,
+    readers: Sequence[ReaderPosition],
+    downtimes: Sequence[tuple[int, int]],
+    *,
+    hold_ms: int,
+    hold_max_ms: int,
+    now_ms: int,
+) -> ReaderHold:
+    """The lowest position of an active reader of a partition."""
+    positions = [
+        each.position
+        for each in readers
+        if each.partition == partition and _active_for(each, downtimes, now_ms) <= hold_ms
+    ]
+    return (
+        ReaderHold(position=min(positions), max_ms=hold_max_ms)
+        if positions
+        else ReaderHold(max_ms=hold_max_ms)
+    )
+
+
+def _active_for(reader: ReaderPosition, downtimes: Sequence[tuple[int, int]], now_ms: int) -> int:
+    down_ms = sum(max(0, min(end, now_ms) - max(start, reader.active_ms)) for start, end in downtimes)
+    return now_ms - reader.active_ms - down_ms
+
+
+class Uptime:
+    """When the log was maintained, and when nobody was there. Owned by whoever does maintenance."""
+
+    def __init__(self, data_folder: Path) -> None:
+        self._path = data_folder / UPTIME_FILE
+
+    def downtimes(self) -> list[tuple[int, int]]:
+        return [(start, end) for start, end in self._load().get("down", ())]
+
+    def here(self, now_ms: int) -> None:
+        """Note that the log is being maintained now."""
+        saved = self._load()
+        down = [(start, end) for start, end in saved.get("down", ()) if now_ms - end < _KEPT_MS]
+        last_ms = saved.get("here_ms", now_ms)
+        if now_ms - last_ms > _DOWN_AFTER_MS:
+            down.append((last_ms, now_ms))
+        disk.replace_file(self._path, json.dumps({"here_ms": max(now_ms, last_ms), "down": down}).encode())
+
+    def _load(self) -> dict:  # type: ignore[type-arg]
+        try:
+            found = json.loads(self._path.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}

@@ -1,0 +1,13 @@
+"""Compaction in this process, with the same kernels: for a machine without Java, and for small logs."""
+
+from __future__ import annotations
+
+from lastword.compaction.engine import InlineEngine
+from lastword.compaction.service import EngineFactory, ServiceContext
+
+
+class InlineCompactionServiceFactory(EngineFactory):
+    """No Spark, no Java: one partition after the other, on two threads."""
+
+    def make_engine(self, context: ServiceContext) -> InlineEngine:  # noqa: ARG002
+        return InlineEngine()

@@ -1,0 +1,529 @@
+"""A compaction run over topics: plan, carry out, commit, report.
+
+By its steps, for partitions of any number of topics:
+1. look at each table and plan (plan.py): which partitions, which segments, by which rules;
+2. take a lease a topic, whose id is in the names of the files to be written;
+3. hand the units to the engine, some at a time, the most urgent first;
+4. commit what is done, one snapshot a topic: files out, files in, positions. A partition one of whose segments
+   is no longer there is planned again; the others are committed. What fails is reported and leaves no trace.
+
+Killed before a commit: nothing has changed, and the collector takes the files. After it: everything has.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from lastword import metrics
+from lastword.clock import Clock, monotonic_s, new_uuid
+from lastword.compaction import plan as planning
+from lastword.compaction import rules as rule
+from lastword.compaction.engine import Engine, Failure, Job, Result, TooLarge, next_way
+from lastword.compaction.kernels import read_progress
+from lastword.compaction.plan import PartitionPlan, PartitionView, Reason, Way
+from lastword.compaction.rules import ReaderHold
+from lastword.compaction.unit import Outcome, Unit
+from lastword.config import BrokerConfig, TopicSettings
+from lastword.errors import LastwordError
+from lastword.leases import HeldLease, LeaseKeeper
+from lastword.segments.sketch import Sketches
+from lastword.segments.table import (
+    LastRun,
+    Positions,
+    Segment,
+    SegmentTable,
+    Snapshot,
+    retry_on_conflict,
+)
+from lastword.steps import reached
+
+logger = logging.getLogger(__name__)
+
+PLAN_AGAIN_TIMES = 5
+
+Progress = Callable[[int, int, int, int], None]
+"""Called with records done, records in all, bytes done and bytes in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A topic to compact, with what only the log knows of it: how far each partition has come, and who reads it."""
+
+    table: SegmentTable
+    settings: TopicSettings
+    log_ends: Mapping[int, int]
+    holds: Mapping[int, ReaderHold] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionReport:
+    """What a run did to a partition. `problem` is set, and nothing was changed, where it failed."""
+
+    topic: str
+    partition: int
+    reason: Reason
+    way: Way
+    segments_before: int = 0
+    segments_compacted: int = 0
+    segments_after: int = 0
+    records_before: int = 0
+    records_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    tombstones_removed: int = 0
+    tombstones_kept: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    duration_s: float = 0.0
+    problem: str | None = None
+
+    @property
+    def reclaimed_bytes(self) -> int:
+        return self.bytes_before - self.bytes_after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionReport:
+    """What a run did, partition by partition."""
+
+    engine: str
+    partitions: tuple[PartitionReport, ...] = ()
+    duration_s: float = 0.0
+
+    @property
+    def problems(self) -> tuple[PartitionReport, ...]:
+        return tuple(each for each in self.partitions if each.problem is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    plan: PartitionPlan
+    target: Target
+    job: Job
+    lease: HeldLease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    planned: _Planned
+    outcome: Outcome
+
+
+def plan_target(
+    target: Target,
+    *,
+    clock: Clock,
+    partitions: Sequence[int] | None = None,
+    asked_for: bool = False,
+    force: bool = False,
+    estimates: bool = False,
+) -> list[PartitionPlan]:
+    """What is due in a topic now. With `estimates`, also what it would reclaim, from the segments' sketches."""
+    snapshot = target.table.snapshot()
+    segments = target.table.plan(snapshot)
+    views = [
+        PartitionView(
+            partition=partition,
+            positions=at,
+            segments=tuple(segment for segment in segments if segment.partition == partition),
+            log_end=target.log_ends.get(partition, at.sealed_end),
+            hold=target.holds.get(partition, ReaderHold()),
+        )
+        for partition, at in enumerate(snapshot.positions)
+        if partitions is None or partition in partitions
+    ]
+    by_records = target.settings.dirty_ratio_basis == "records"
+    return planning.propose(
+        snapshot.topic.name,
+        views,
+        target.settings,
+        clock.now_ms(),
+        distinct=Sketches(target.table.files).distinct_keys if estimates or by_records else None,
+        asked_for=asked_for,
+        force=force,
+    )
+
+
+class Compactor:
+    """Runs compactions on an engine."""
+
+    def __init__(self, engine: Engine, *, config: BrokerConfig, clock: Clock, leases: LeaseKeeper) -> None:
+        self._engine = engine
+        self._config = config
+        self._clock = clock
+        self._leases = leases
+
+    def run(
+        self,
+        targets: Sequence[Target],
+        *,
+        partitions: Sequence[int] | None = None,
+        asked_for: bool = False,
+        force: bool = False,
+        progress: Progress | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> CompactionReport:
+        """Compact what is due. `stop` is asked between commits; what is not begun by then is left for later."""
+        started_s = monotonic_s()
+        reports: dict[tuple[str, int], PartitionReport] = {}
+        leases: list[HeldLease] = []
+        try:
+            planned: list[_Planned] = []
+            for target in targets:
+                lease = self._leases.hold(topic_id=target.table.snapshot().topic.id.hex, job="compact")
+                leases.append(lease)
+                plans = plan_target(
+                    target, clock=self._clock, partitions=partitions, asked_for=asked_for, force=force
+                )
+                planned += [self._planned(plan, target, lease) for plan in plans]
+            planned.sort(key=lambda each: planning.urgency(each.plan))
+            watch = _Watch(planned, progress)
+            for start in range(0, len(planned), self._wave):
+                if stop():
+                    break
+                for report in self._run_wave(planned[start : start + self._wave], watch):
+                    reports[report.topic, report.partition] = report
+            watch.finish()
+        finally:
+            for lease in leases:
+                lease.release()
+        return CompactionReport(
+            engine=self._engine.name,
+            partitions=tuple(reports[key] for key in sorted(reports)),
+            duration_s=monotonic_s() - started_s,
+        )
+
+    @property
+    def _wave(self) -> int:
+        """How many units go to the engine at a time: enough to keep it busy, few enough to commit often."""
+        return max(1, self._engine.parallel * 4)
+
+    def _planned(self, plan: PartitionPlan, target: Target, lease: HeldLease) -> _Planned:
+        settings = target.settings
+        unit = Unit(
+            topic=plan.topic,
+            partition=plan.partition,
+            files=target.table.files,
+            segments=plan.segments,
+            first_dirty=plan.positions.first_dirty,
+            clean_is_unique=not plan.positions.spared,
+            keyed=plan.keyed,
+            rules=plan.rules,
+            merge_bytes=settings.segment_bytes,
+            merge_span_ms=settings.segment_ms if settings.deletes else None,
+            min_rewrite_ratio=settings.min_rewrite_ratio,
+            job_id=lease.id,
+            seed=new_uuid().int & (2**64 - 1),
+            max_set_bytes=self._config.compaction_task_memory_bytes,
+        )
+        way, shares = self._choose_way(plan, target)
+        return _Planned(plan=plan, target=target, lease=lease, job=Job(unit=unit, way=way, shares=shares))
+
+    def _choose_way(self, plan: PartitionPlan, target: Target) -> tuple[Way, int]:
+        only_dirty = plan.rules.strategy == "offset" and not plan.positions.spared
+        inserted = [
+            segment
+            for segment in plan.segments
+            if not only_dirty or segment.last_offset >= plan.positions.first_dirty
+        ]
+        keys = sum(segment.records for segment in inserted)
+        memory_bytes = self._config.compaction_task_memory_bytes
+        key_bytes = 32
+        if planning.set_bytes(keys, key_bytes) > memory_bytes:
+            # The number of records is too coarse a bound; the sketches know better.
+            sketches = Sketches(target.table.files)
+            keys = min(keys, round(sketches.distinct_keys(inserted) * 1.1))
+            key_bytes = sketches.mean_key_bytes(inserted)
+        return planning.choose_way(
+            keys=keys,
+            key_bytes=key_bytes,
+            size_bytes=plan.size_bytes,
+            memory_bytes=memory_bytes,
+            task_bytes=self._config.compaction_task_bytes,
+            parallel=self._engine.parallel,
+        )
+
+    def _run_wave(self, wave: Sequence[_Planned], watch: _Watch) -> list[PartitionReport]:
+        reports: list[PartitionReport] = []
+        waiting = list(wave)
+        for _ in range(PLAN_AGAIN_TIMES):
+            if not waiting:
+                return reports
+            done: list[_Done] = []
+            for planned, result in self._carry_out(waiting, watch):
+                if isinstance(result, Outcome):
+                    done.append(_Done(planned=planned, outcome=result))
+                else:
+                    reports.append(_failed(planned, result))
+            again: list[_Planned] = []
+            for target in {id(each.planned.target): each.planned.target for each in done}.values():
+                own = [each for each in done if each.planned.target is target]
+                try:
+                    committed, stale = self._commit(target, own)
+                except LastwordError as error:
+                    reports += [_failed(each.planned, Failure(message=str(error))) for each in own]
+                    continue
+                reports += committed
+                again += self._plan_again(target, stale)
+            waiting = again
+        reports += [
+            _failed(each, Failure(message="its segments changed each time that it was planned"))
+            for each in waiting
+        ]
+        return reports
+
+    def _carry_out(self, waiting: Sequence[_Planned], watch: _Watch) -> list[tuple[_Planned, Result]]:
+        with watch.watching(waiting) as jobs:
+            results = self._engine.run(jobs)
+        finished = list(zip(waiting, results, strict=True))
+        too_large = [
+            replace(planned, job=next_way(planned.job))
+            for planned, result in finished
+            if isinstance(result, TooLarge)
+        ]
+        rest = [(planned, result) for planned, result in finished if not isinstance(result, TooLarge)]
+        return rest + (self._carry_out(too_large, watch) if too_large else [])
+
+    def _plan_again(self, target: Target, stale: Sequence[_Done]) -> list[_Planned]:
+        partitions = [each.planned.plan.partition for each in stale]
+        if not partitions:
+            return []
+        plans = plan_target(target, clock=self._clock, partitions=partitions, asked_for=True)
+        return [self._planned(plan, target, stale[0].planned.lease) for plan in plans]
+
+    def _commit(self, target: Target, done: Sequence[_Done]) -> tuple[list[PartitionReport], list[_Done]]:
+        """Commit the outcomes whose segments are all still there; the reports, and the outcomes that are stale."""
+        for each in done:
+            each.planned.lease.check()
+        now_ms = self._clock.now_ms()
+
+        def attempt() -> tuple[Snapshot, list[_Done], list[_Done]]:
+            base = target.table.snapshot()
+            live = {segment.path for segment in target.table.plan(base)}
+            fitting = [each for each in done if _fits(each, base, live)]
+            stale = [each for each in done if each not in fitting]
+            positions = {
+                each.planned.plan.partition: _moved(
+                    base.positions[each.planned.plan.partition], each, target.settings, now_ms
+                )
+                for each in fitting
+            }
+            if not fitting or base.topic.deleted:
+                return base, [], []
+            removed = [segment for each in fitting for segment in each.outcome.removed]
+            added = [segment for each in fitting for segment in each.outcome.added]
+            reports = [_report(each) for each in fitting]
+            details = {
+                "partitions": str(len(fitting)),
+                "segments": f"{len(removed)} -> {len(added)}",
+                "records": f"{sum(r.records_before for r in reports)} -> {sum(r.records_after for r in reports)}",
+                "bytes": f"{sum(r.bytes_before for r in reports)} -> {sum(r.bytes_after for r in reports)}",
+            }
+            reached("compact.before_commit")
+            return (
+                target.table.replace(base, removed, added, positions, operation="compact", details=details),
+                fitting,
+                stale,
+            )
+
+        _, fitting, stale = retry_on_conflict(attempt)
+        reached("compact.committed")
+        reports = [_report(each) for each in fitting]
+        for report in reports:
+            _note(report)
+        return reports, stale
+
+
+def _fits(done: _Done, base: Snapshot, live: set[str]) -> bool:
+    plan = done.planned.plan
+    at = base.positions[plan.partition]
+    return at.first_dirty == plan.positions.first_dirty and all(
+        segment.path in live for segment in plan.segments
+    )
+
+
+def _moved(at: Positions, done: _Done, settings: TopicSettings, now_ms: int) -> Positions:
+    """The positions after a commit: what was compacted is clean now, and tombstones have their deadlines."""
+    plan, outcome = done.planned.plan, done.outcome
+    report = _report(done)
+    last_run = LastRun(now_ms, round(outcome.duration_s * 1000), report.reclaimed_bytes)
+    if not plan.keyed:
+        return replace(at, last_run=last_run)
+    dirty = [segment for segment in plan.segments if segment.last_offset >= plan.positions.first_dirty]
+    runs = at.runs
+    if settings.compaction_strategy in ("timestamp", "header"):
+        runs = (*at.runs, (now_ms, plan.log_end))[-planning.MAX_RUNS_KEPT :]
+    return replace(
+        at,
+        first_dirty=max(at.first_dirty, plan.new_first_dirty),
+        deadlines=rule.next_deadlines(
+            settings,
+            at,
+            plan.rules,
+            new_first_dirty=plan.new_first_dirty,
+            dirty_tombstones=any(segment.null_values for segment in dirty),
+            oldest_tombstone_ms=_oldest_tombstone_ms(outcome),
+            now_ms=now_ms,
+        ),
+        runs=runs,
+        spared=outcome.spared,
+        last_run=last_run,
+    )
+
+
+def _oldest_tombstone_ms(outcome: Outcome) -> int | None:
+    """A lower bound of the timestamps of the tombstones that are left."""
+    rewritten = {
+        each.added.path: each.oldest_tombstone_ms for each in outcome.rewritten if each.added is not None
+    }
+    found: list[int] = []
+    for segment in outcome.left:
+        if segment.path in rewritten:
+            oldest_ms = rewritten[segment.path]
+            found += [oldest_ms] if oldest_ms is not None else []
+        elif segment.path not in outcome.examined and segment.null_values:
+            found.append(segment.min_timestamp_ms)
+    if outcome.oldest_examined_tombstone_ms is not None:
+        found.append(outcome.oldest_examined_tombstone_ms)
+    return min(found, default=None)
+
+
+def _report(done: _Done) -> PartitionReport:
+    plan, outcome = done.planned.plan, done.outcome
+    left = outcome.left
+    return PartitionReport(
+        topic=plan.topic,
+        partition=plan.partition,
+        reason=plan.reason,
+        way=done.planned.job.way,
+        segments_before=len(plan.segments),
+        segments_compacted=len(outcome.removed),
+        segments_after=len(left),
+        records_before=plan.records,
+        records_after=_sum(left, "records"),
+        bytes_before=plan.size_bytes,
+        bytes_after=_sum(left, "size_bytes"),
+        tombstones_removed=sum(each.tombstones_removed for each in outcome.rewritten),
+        tombstones_kept=_sum(left, "null_values"),
+        read_bytes=outcome.read_bytes,
+        written_bytes=_sum(outcome.added, "size_bytes"),
+        duration_s=outcome.duration_s,
+    )
+
+
+def _sum(segments: Sequence[Segment], attribute: str) -> int:
+    return sum(getattr(segment, attribute) for segment in segments)
+
+
+def _failed(planned: _Planned, result: Result) -> PartitionReport:
+    message = result.message if isinstance(result, Failure) else "its keys fit into no task's memory"
+    logger.error(
+        "compaction of %s partition %d failed: %s", planned.plan.topic, planned.plan.partition, message
+    )
+    metrics.COMPACTION_ERRORS.labels(planned.plan.topic).inc()
+    return PartitionReport(
+        topic=planned.plan.topic,
+        partition=planned.plan.partition,
+        reason=planned.plan.reason,
+        way=planned.job.way,
+        problem=message,
+    )
+
+
+def _note(report: PartitionReport) -> None:
+    logger.info(
+        "compacted %s partition %d (%s, %s): %d of %d segments, %d -> %d records, %d -> %d bytes, "
+        "%d tombstones removed, %.2f s",
+        report.topic,
+        report.partition,
+        report.reason,
+        report.way,
+        report.segments_compacted,
+        report.segments_before,
+        report.records_before,
+        report.records_after,
+        report.bytes_before,
+        report.bytes_after,
+        report.tombstones_removed,
+        report.duration_s,
+    )
+    metrics.COMPACTIONS.labels(report.topic, report.partition).inc()
+    metrics.CLEANED_BYTES.labels(report.topic, report.partition).inc(max(0, report.reclaimed_bytes))
+    metrics.COMPACTION_DURATION.labels(report.topic).observe(report.duration_s)
+
+
+class _Watch:
+    """Adds up the progress of all units, from the small files that tasks on this machine write."""
+
+    def __init__(self, planned: Sequence[_Planned], progress: Progress | None) -> None:
+        self._progress = progress
+        self._records = sum(each.plan.records for each in planned)
+        self._bytes = sum(each.plan.size_bytes for each in planned)
+        self._done_records = self._done_bytes = 0
+
+    def watching(self, planned: Sequence[_Planned]) -> _Watching:
+        return _Watching(self, planned)
+
+    @property
+    def wanted(self) -> bool:
+        return self._progress is not None
+
+    def show(self, records: int, size_bytes: int) -> None:
+        if self._progress is not None:
+            self._progress(
+                min(self._done_records + records, self._records),
+                self._records,
+                min(self._done_bytes + size_bytes, self._bytes),
+                self._bytes,
+            )
+
+    def done(self, planned: Sequence[_Planned]) -> None:
+        self._done_records += sum(each.plan.records for each in planned)
+        self._done_bytes += sum(each.plan.size_bytes for each in planned)
+        self.show(0, 0)
+
+    def finish(self) -> None:
+        self._done_records, self._done_bytes = self._records, self._bytes
+        self.show(0, 0)
+
+
+class _Watching:
+    """While it is entered, a thread shows how far the jobs have come."""
+
+    def __init__(self, watch: _Watch, planned: Sequence[_Planned]) -> None:
+        self._watch = watch
+        self._planned = planned
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> list[Job]:
+        if not self._watch.wanted:
+            return [each.job for each in self._planned]
+        self._folder = tempfile.TemporaryDirectory(prefix="lastword-progress-")
+        self._thread.start()
+        return [
+            replace(each.job, unit=replace(each.job.unit, progress_path=str(self._path(index))))
+            for index, each in enumerate(self._planned)
+        ]
+
+    def __exit__(self, *exc: object) -> None:
+        if self._folder is not None:
+            self._stop.set()
+            self._thread.join()
+            self._folder.cleanup()
+            self._watch.done(self._planned)
+
+    def _path(self, index: int) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name) / str(index)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.1):
+            counts = [read_progress(self._path(index)) for index in range(len(self._planned))]
+            self._watch.show(sum(records for records, _ in counts), sum(size for _, size in counts))

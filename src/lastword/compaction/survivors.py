@@ -1,0 +1,195 @@
+"""Finds which rows of a partition's segments survive: one mask a segment, from keys and versions alone.
+
+With `offset` the segments are walked from the newest to the oldest, with a set of the keys seen so far: a row
+survives if its key is not in the set yet. A segment's mask is final as soon as its own keys have been read, so
+it can be rewritten while the walk goes on. Clean segments have no key twice, so their keys need not be put in.
+With `first` the walk goes the other way. With `timestamp` and `header` the best row of each key is known only
+when everything has been read.
+
+Age and the log start are part of the masks; tombstones are not, because they need the values: see rewrite.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lastword.compaction import strategy
+from lastword.compaction.keyset import BestVersions, KeySet, Share
+from lastword.compaction.unit import Unit
+from lastword.segments.raw import RawSegment
+from lastword.segments.table import Segment
+
+Mask = npt.NDArray[np.uint8]
+
+EXPECTED_KEYS = 1 << 19
+"""A set begins with room for so many keys, if there are as many records."""
+
+
+class Survivors:
+    """Masks of the segments of a unit. With a share it decides only about the keys that fall to it."""
+
+    def __init__(self, unit: Unit, share: Share | None = None) -> None:
+        self._unit = unit
+        self._share = share or Share()
+        self.read_bytes = 0
+        self.set_bytes = 0
+
+    def masks(self) -> Iterator[tuple[int, Mask]]:
+        """Index and mask of each segment, the newest first."""
+        if not self._unit.keyed:
+            return self._all()
+        match self._unit.rules.strategy:
+            case "offset":
+                return self._newest_wins()
+            case "first":
+                return self._oldest_wins()
+            case _:
+                return self._best_version_wins()
+
+    def _all(self) -> Iterator[tuple[int, Mask]]:
+        for index in reversed(range(len(self._unit.segments))):
+            with self.open(index) as raw:
+                mask = np.ones(raw.segment.records, np.uint8)
+                mask[: self._rows_below_log_start(raw)] = 0
+                self.drop_old(raw, mask)
+            yield index, mask
+
+    def _newest_wins(self) -> Iterator[tuple[int, Mask]]:
+        keys = self._new_set()
+        for index in reversed(range(len(self._unit.segments))):
+            with self.open(index) as raw:
+                mask = np.zeros(raw.segment.records, np.uint8)
+                only_look_up = self._unit.clean_is_unique and self._unit.is_clean(raw.segment)
+                for row, run in self.runs(raw, backwards=True):
+                    part = mask[row : row + len(run)]
+                    if only_look_up:
+                        keys.look_up(run, part)
+                    else:
+                        keys.add(run, part, backwards=True)
+                self.drop_old(raw, mask)
+            self.set_bytes = keys.nbytes
+            yield index, mask
+
+    def _oldest_wins(self) -> Iterator[tuple[int, Mask]]:
+        keys = self._new_set()
+        found: list[Mask] = []
+        for index in range(len(self._unit.segments)):
+            with self.open(index) as raw:
+                mask = np.zeros(raw.segment.records, np.uint8)
+                for row, run in self.runs(raw):
+                    keys.add(run, mask[row : row + len(run)])
+                self.drop_old(raw, mask)
+            found.append(mask)
+        self.set_bytes = keys.nbytes
+        return reversed(list(enumerate(found)))
+
+    def _best_version_wins(self) -> Iterator[tuple[int, Mask]]:
+        keys = self._new_set()
+        best = BestVersions(keys)
+        mask = np.zeros(self._unit.records, np.uint8)
+        bounds = np.cumsum([0, *(segment.records for segment in self._unit.segments)])
+        for index, first_row in enumerate(bounds[:-1].tolist()):
+            with self.open(index) as raw:
+                known, versions = self.versions(raw)
+                own = mask[first_row : first_row + raw.segment.records]
+                for row, run in self.runs(raw):
+                    rows = slice(row, row + len(run))
+                    best.challenge(run, known[rows], versions[rows], own[rows], first_row + row)
+        mask[best.rows()] = 1
+        self.set_bytes = keys.nbytes
+        for index in reversed(range(len(self._unit.segments))):
+            own = mask[bounds[index] : bounds[index + 1]]
+            with self.open(index) as raw:
+                self.drop_old(raw, own)
+            yield index, own
+
+    def _new_set(self) -> KeySet:
+        return KeySet(
+            self._unit.seed,
+            expected_keys=min(self._unit.records, EXPECTED_KEYS),
+            share=self._share,
+            max_bytes=self._unit.max_set_bytes,
+        )
+
+    def open(self, index: int) -> _Counted:
+        """The file of a segment; what is read of it is counted."""
+        return _Counted(self, self._unit, self._unit.segments[index])
+
+    def runs(self, raw: RawSegment, *, backwards: bool = False) -> Iterator[tuple[int, pa.Array]]:
+        """The keys of the rows that compete, run by run, each with the number of its first row."""
+        skipped = self._rows_below_log_start(raw)
+        for first_row, run in raw.keys(backwards=backwards):
+            cut = min(max(skipped - first_row, 0), len(run))
+            if cut < len(run):
+                yield first_row + cut, run.slice(cut)
+
+    def _rows_below_log_start(self, raw: RawSegment) -> int:
+        if raw.segment.first_offset >= self._unit.rules.log_start:
+            return 0
+        offsets = raw.columns(["offset"]).column("offset").to_numpy()
+        return int(np.searchsorted(offsets, self._unit.rules.log_start))
+
+    def drop_old(self, raw: RawSegment, mask: Mask) -> None:
+        """Take rows that are older than retention.ms out of a mask."""
+        before_ms = self._unit.rules.retention_before_ms
+        if before_ms is not None and raw.segment.min_timestamp_ms < before_ms:
+            mask[milliseconds(raw.columns(["timestamp"]).column("timestamp")) < before_ms] = 0
+
+    def versions(self, raw: RawSegment) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        rules = self._unit.rules
+        if rules.strategy == "timestamp":
+            columns = raw.columns(["timestamp", "timestamp_type"])
+            return strategy.timestamp_versions(columns)
+        assert rules.header is not None and rules.header_format is not None
+        return strategy.header_versions(
+            raw.columns(["headers"]).column("headers"), rules.header, rules.header_format
+        )
+
+
+def finish(unit: Unit, index: int, mask: Mask) -> int:
+    """Complete a mask that only keys have decided: rows without a key stay, old rows go; the bytes read for it."""
+    segment = unit.segments[index]
+    finder = Survivors(unit)
+    before_ms = unit.rules.retention_before_ms
+    if segment.null_keys or (before_ms is not None and segment.min_timestamp_ms < before_ms):
+        with finder.open(index) as raw:
+            if segment.null_keys:
+                for row, run in finder.runs(raw):
+                    mask[row : row + len(run)] |= (
+                        run.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
+                    )
+            finder.drop_old(raw, mask)
+    return finder.read_bytes
+
+
+class _Counted(RawSegment):
+    """A segment file that adds what was read of it to the finder's count when it is closed."""
+
+    def __init__(self, finder: Survivors, unit: Unit, segment: Segment) -> None:
+        super().__init__(unit.files, segment)
+        self._finder = finder
+
+    def __exit__(self, *exc: object) -> None:
+        self._finder.read_bytes += self.read_bytes
+        super().__exit__(*exc)
+
+
+def milliseconds(timestamps: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """A timestamp column as whole milliseconds."""
+    microseconds: npt.NDArray[np.int64] = timestamps.cast(pa.int64()).to_numpy()
+    return microseconds // 1000
+
+
+def pack(mask: Mask) -> bytes:
+    """A mask in an eighth of its size, for the way between tasks."""
+    return np.packbits(mask).tobytes()
+
+
+def unpack(packed: Sequence[bytes], rows: int) -> Mask:
+    """The union of packed masks, one of each share."""
+    united = np.bitwise_or.reduce([np.frombuffer(each, np.uint8) for each in packed])
+    return np.unpackbits(united, count=rows)

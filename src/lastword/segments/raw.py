@@ -1,0 +1,147 @@
+"""A segment file as it is stored, for those who rewrite it: one column at a time, or one row group at a time.
+
+Rows are numbered from 0 on, in offset order. Files that another engine wrote are put in that order first.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lastword.record import PAYLOAD_SCHEMA
+from lastword.segments.parquet import (
+    FORMAT_KEY,
+    NULL_VALUES_KEY,
+    SKETCH_KEY,
+    SegmentFiles,
+    damage_named,
+)
+from lastword.segments.sketch import KeySketch
+from lastword.segments.table import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows [first_row, first_row + rows) of a file. `null_values` is None where it is not known."""
+
+    index: int
+    first_row: int
+    rows: int
+    null_values: int | None
+
+
+class RawSegment:
+    """An open segment file. Errors are those of reading a segment: gone, damaged, or storage that fails."""
+
+    def __init__(self, files: SegmentFiles, segment: Segment) -> None:
+        self.segment = segment
+        self._file_io = files.file_io()
+        self.read_bytes = 0
+        with self._damage_named():
+            self._parquet = pq.ParquetFile(
+                self._source(), page_checksum_verification=True, memory_map=True, pre_buffer=False
+            )
+        footer = self._parquet.metadata.metadata or {}
+        self._ours = FORMAT_KEY in footer
+        self._sketch = footer.get(SKETCH_KEY)
+        self._sorted: pa.Table | None = None
+        self.row_groups = self._row_groups(json.loads(footer.get(NULL_VALUES_KEY, b"[]")))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._parquet.close(force=True)
+
+    def sketch(self) -> bytes:
+        """The sketch of the file's keys; made from the keys where another engine wrote the file."""
+        if self._sketch is not None:
+            return base64.b64decode(self._sketch)
+        sketch = KeySketch()
+        for _, keys in self.keys():
+            sketch.add(keys)
+        return sketch.to_bytes()
+
+    def key_bytes(self) -> int:
+        """About the bytes of all keys, by the footer."""
+        metadata = self._parquet.metadata
+        at = next(c for c in range(metadata.num_columns) if metadata.schema.column(c).path == "key")
+        groups = range(metadata.num_row_groups)
+        return sum(metadata.row_group(group).column(at).total_uncompressed_size for group in groups)
+
+    def keys(self, *, backwards: bool = False) -> Iterator[tuple[int, pa.Array]]:
+        """The keys in runs, each with the number of its first row; `backwards`: the last run first."""
+        chunks = self.columns(["key"]).column("key").chunks
+        first_row = 0
+        runs = []
+        for chunk in chunks:
+            runs.append((first_row, chunk))
+            first_row += len(chunk)
+        return iter(reversed(runs) if backwards else runs)
+
+    def columns(self, names: Sequence[str], groups: Sequence[RowGroup] | None = None) -> pa.Table:
+        """Whole columns, or their rows of some row groups."""
+        if self._sorted is not None:
+            rows = self._sorted.select(list(names))
+            return (
+                rows if groups is None else pa.concat_tables(rows.slice(g.first_row, g.rows) for g in groups)
+            )
+        indexes = (
+            list(range(self._parquet.num_row_groups)) if groups is None else [each.index for each in groups]
+        )
+        with self._damage_named():
+            self._count_bytes(names, indexes)
+            return self._parquet.read_row_groups(indexes, columns=list(names), use_threads=False)
+
+    def rows(self, group: RowGroup) -> pa.Table:
+        """All columns of a row group but the partition, with every timestamp filled in."""
+        return self.columns(PAYLOAD_SCHEMA.names, [group])
+
+    def _source(self) -> object:
+        parts = urlsplit(self.segment.path)
+        if parts.scheme in ("", "file"):
+            # A path, so that the file can be mapped into memory.
+            path = Path(unquote(parts.path))
+            if not path.exists():
+                raise FileNotFoundError(path)
+            return str(path)
+        return self._file_io.new_input(self.segment.path).open()
+
+    def _row_groups(self, null_values: list[int]) -> list[RowGroup]:
+        if not self._ours:
+            with self._damage_named():
+                self._sorted = self._parquet.read(columns=PAYLOAD_SCHEMA.names, use_threads=False).sort_by(
+                    "offset"
+                )
+            return [RowGroup(0, 0, self._sorted.num_rows, None)]
+        metadata = self._parquet.metadata
+        groups, first_row = [], 0
+        for index in range(metadata.num_row_groups):
+            rows = metadata.row_group(index).num_rows
+            groups.append(RowGroup(index, first_row, rows, null_values[index] if null_values else None))
+            first_row += rows
+        return groups
+
+    def _count_bytes(self, names: Sequence[str], groups: Sequence[int]) -> None:
+        wanted = set(names)
+        metadata = self._parquet.metadata
+        columns = [
+            column
+            for column in range(metadata.num_columns)
+            if metadata.schema.column(column).path.partition(".")[0] in wanted
+        ]
+        for group in groups:
+            row_group = metadata.row_group(group)
+            self.read_bytes += sum(row_group.column(column).total_compressed_size for column in columns)
+
+    def _damage_named(self) -> AbstractContextManager[None]:
+        return damage_named(self._file_io, self.segment)

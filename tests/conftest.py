@@ -1,0 +1,28 @@
+"""Fixtures that more than one folder uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.clock import ManualClock
+from tests.support.logs import WalFolder, open_log
+
+from lastword.log import Log
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def log(tmp_path: Path, clock: ManualClock) -> Iterator[Log]:
+    with open_log(tmp_path / "data", clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def wal(tmp_path: Path, clock: ManualClock) -> WalFolder:
+    return WalFolder(tmp_path / "wal", clock)
