@@ -9,6 +9,7 @@ from pathlib import Path
 from lastword import metrics
 from lastword.clock import Clock, monotonic_s
 from lastword.compaction import plan
+from lastword.compaction.engine import Engine
 from lastword.compaction.holds import ReaderPosition, Uptime, hold_of
 from lastword.compaction.job import CompactionReport, PartitionReport, Target, plan_target
 from lastword.compaction.plan import PartitionPlan
@@ -16,6 +17,7 @@ from lastword.compaction.service import (
     CompactionRequest,
     CompactionServiceFactory,
     CompactsManyTopics,
+    EngineFactory,
     ServiceContext,
     TopicCompactionService,
     check_service,
@@ -36,6 +38,7 @@ class Compaction:
     def __init__(
         self,
         parts: Callable[[str], TopicParts],
+        table: Callable[[str], SegmentTable],
         *,
         config: BrokerConfig,
         data_folder: Path,
@@ -43,17 +46,24 @@ class Compaction:
         leases: LeaseKeeper,
     ) -> None:
         self._parts = parts
+        self._table = table
         self._config = config
         self._clock = clock
         self._data_folder = data_folder
         self._leases = leases
         self._uptime = Uptime(data_folder)
+        self._loaded: CompactionServiceFactory | None = None
         self._factory: CompactionServiceFactory | None = None
         self._services: dict[str, TopicCompactionService] = {}
         self._lock = threading.Lock()
 
     def plan(
-        self, topic: str, *, partitions: Sequence[int] | None = None, asked_for: bool = False, force: bool = False
+        self,
+        topic: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        asked_for: bool = False,
+        force: bool = False,
     ) -> list[PartitionPlan]:
         """What would be compacted now, why, and about what it would reclaim. Nothing is changed."""
         return plan_target(
@@ -90,22 +100,40 @@ class Compaction:
             ratio = plan.dirty_ratio(segments, at, target.settings, self._clock.now_ms())
             metrics.DIRTY_RATIO.labels(topic, partition).set(ratio)
 
+    def check_factory(self) -> None:
+        """InvalidConfigError if the factory that the settings name can't be loaded. It is not started yet."""
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = load_factory(self._config.compaction_service_factory)
+
     def factory(self) -> CompactionServiceFactory:
-        """The factory that the settings name; loaded once."""
+        """The factory that the settings name; loaded and started once."""
         with self._lock:
             if self._factory is None:
-                factory = load_factory(self._config.compaction_service_factory)
+                # One that could not be started is not used again.
+                factory, self._loaded = self._loaded, None
+                factory = factory or load_factory(self._config.compaction_service_factory)
                 factory.initialize(
                     ServiceContext(
                         config=self._config,
                         data_folder=self._data_folder,
                         clock=self._clock,
                         leases=self._leases,
+                        table=self._table,
                         target=self._target,
                     )
                 )
                 self._factory = factory
             return self._factory
+
+    def spark_engine(self) -> tuple[Engine, bool]:
+        """A Spark engine, and whether it is the compaction service's own, which must not be closed."""
+        from lastword.compaction.spark import SparkEngine
+
+        factory = self.factory()
+        if isinstance(factory, EngineFactory) and isinstance(factory.engine, SparkEngine):
+            return factory.engine, True
+        return SparkEngine(self._config.spark, log_path=self._data_folder / "logs" / "spark.log"), False
 
     def service(self, topic: str) -> TopicCompactionService:
         """The compaction service of a topic."""

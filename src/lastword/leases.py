@@ -42,13 +42,12 @@ def live_leases(data_folder: Path, now_ms: int) -> list[Lease]:
 
 def sweep(data_folder: Path, before_ms: int) -> None:
     """Forget leases that ended before a time."""
-    for lease, path in _load_all(data_folder):
-        if lease.expires_ms < before_ms:
-            path.unlink(missing_ok=True)
-    # Those that a killed process was still writing.
-    for path in (data_folder / LEASES_FOLDER).glob("*.tmp"):
+    lapsed = {path: lease.expires_ms for lease, path in _load_all(data_folder)}
+    for path in (data_folder / LEASES_FOLDER).glob("*"):
         with suppress(FileNotFoundError):
-            if path.stat().st_mtime_ns // 1_000_000 < before_ms:
+            # One that a killed process was still writing, or that a power cut damaged, says nothing of its end.
+            ended_ms = lapsed.get(path, path.stat().st_mtime_ns // 1_000_000)
+            if ended_ms < before_ms:
                 path.unlink()
 
 
@@ -61,7 +60,7 @@ def _load_all(data_folder: Path) -> list[tuple[Lease, Path]]:
         except FileNotFoundError:
             continue
         except (ValueError, TypeError):
-            logger.warning("%s is not a lease; it is left alone", path)
+            logger.warning("%s is not a lease that can be read; it is removed in a while", path)
     return found
 
 

@@ -14,7 +14,7 @@ import socket
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from lastword.clock import Clock
 from lastword.errors import LockedError
@@ -24,9 +24,13 @@ logger = logging.getLogger(__name__)
 LOCKS_FOLDER = "locks"
 
 
+BRIEF_WAIT_MS = 5_000
+
+
 class Role(StrEnum):
     WRITER = "writer"
     MAINTENANCE = "maintenance"
+    WORKER = "worker"
 
 
 class RoleLock:
@@ -37,22 +41,37 @@ class RoleLock:
         self.role = role
 
     @classmethod
-    def acquire(cls, data_folder: Path, role: Role, clock: Clock) -> RoleLock:
-        """LockedError, which names the holder, if another process (or another open log) has the role."""
+    def acquire(
+        cls, data_folder: Path, role: Role, clock: Clock, *, channel: str | None = None, brief: bool = False
+    ) -> RoleLock:
+        """LockedError, which names the holder, if another process (or another open log) has the role.
+
+        `channel` is where the holder can be asked for something. `brief` says that it will be given back at
+        once, so that others wait for it instead of failing.
+        """
         folder = data_folder / LOCKS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{role}.lock"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 4096, 0)
-            os.close(fd)
-            raise LockedError(
-                f"{data_folder} is in use: {_describe(holder)} is its {role}. "
-                f"There can be one {role} at a time; stop that process, or wait until it is done."
-            ) from None
+        waited_ms = 0
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                held_by = _parse(os.pread(fd, 4096, 0))
+                if held_by.get("brief") and waited_ms < BRIEF_WAIT_MS:
+                    clock.sleep_ms(20)
+                    waited_ms += 20
+                    continue
+                os.close(fd)
+                raise LockedError(
+                    f"{data_folder} is in use: {_describe(held_by)} is its {role}. "
+                    f"There can be one {role} at a time; stop that process, or wait until it is done."
+                ) from None
         me = {
+            "channel": channel,
+            "brief": brief,
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:500],
@@ -80,9 +99,23 @@ class RoleLock:
         self.release()
 
 
-def _describe(holder: bytes) -> str:
+def writer_channel(data_folder: Path) -> str | None:
+    """Where the writer of a data folder says that it can be asked; it may be gone."""
     try:
-        who = json.loads(holder)
-        return f"process {who['pid']} on {who['host']} (`{who['command']}`)"
-    except (ValueError, KeyError, TypeError):
+        return _parse((data_folder / LOCKS_FOLDER / f"{Role.WRITER}.lock").read_bytes()).get("channel")
+    except FileNotFoundError:
+        return None
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _describe(holder: dict[str, Any]) -> str:
+    if not {"pid", "host", "command"} <= set(holder):
         return "another process"
+    return f"process {holder['pid']} on {holder['host']} (`{holder['command']}`)"

@@ -26,15 +26,17 @@ import logging
 import resource
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from lastword import disk, leases, retention
+from lastword.channel import ChannelServer, ask
 from lastword.clock import Clock, SystemClock, new_uuid
+from lastword.compaction import SHIPPED_FACTORIES
 from lastword.compaction.plan import PartitionPlan, urgency
 from lastword.config import (
     BrokerConfig,
@@ -53,7 +55,7 @@ from lastword.errors import (
     UnknownTopicError,
 )
 from lastword.leases import LeaseKeeper
-from lastword.locks import Role, RoleLock
+from lastword.locks import Role, RoleLock, writer_channel
 from lastword.readers import READERS_FOLDER, committed_positions
 from lastword.retention import RetentionPlan
 from lastword.segments.iceberg import IcebergCatalog, sqlite_properties
@@ -67,6 +69,9 @@ from lastword.wal.writer import PartitionWriter
 if TYPE_CHECKING:
     from lastword.compacting import Compaction, TopicParts
     from lastword.compaction.job import CompactionReport
+    from lastword.erase import EraseReport, Intent
+    from lastword.verify import VerifyReport
+    from lastword.worker import RetentionStep, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +100,7 @@ def open(  # noqa: A001
     *,
     config: BrokerConfig | Mapping[str, object] | str | Path | None = None,
     read_only: bool = False,
+    maintain_only: bool = False,
     create: bool = True,
     clock: Clock | None = None,
 ) -> Log:
@@ -102,9 +108,17 @@ def open(  # noqa: A001
 
     `config` is a settings file, its content as a mapping, or None for `lastword.yaml` in the folder if there is
     one. There is one writer at a time: LockedError names it. With `read_only` nothing is locked or changed, and
-    the log can be read while another process writes it. Without `create` the folder must be there already.
+    the log can be read while another process writes it. With `maintain_only` the log can be sealed, compacted and
+    so on beside its writer, which is asked to roll. Without `create` the folder must be there already.
     """
-    return Log(Path(path), config=config, read_only=read_only, create=create, clock=clock or SystemClock())
+    return Log(
+        Path(path),
+        config=config,
+        read_only=read_only,
+        maintain_only=maintain_only,
+        create=create,
+        clock=clock or SystemClock(),
+    )
 
 
 class Log:
@@ -116,33 +130,44 @@ class Log:
         *,
         config: BrokerConfig | Mapping[str, object] | str | Path | None,
         read_only: bool,
+        maintain_only: bool,
         create: bool,
         clock: Clock,
     ) -> None:
         self.path = path.absolute()
         self.config = _load_config(self.path, config)
         self._clock = clock
-        self._read_only = read_only
-        _check_folder(self.path, create=create and not read_only)
+        self._writes = not (read_only or maintain_only)
+        self._maintains = not read_only
+        _check_folder(self.path, create=create and self._writes)
         self._topics: dict[str, Topic] = {}
         self._topics_lock = threading.RLock()
         self._maintenance_lock = threading.RLock()
         self._maintenance_depth = 0
         self._closed = False
-        self._writer_role = None if read_only else RoleLock.acquire(self.path, Role.WRITER, clock)
+        self._channel = ChannelServer(self._answer) if self._writes else None
+        self._writer_role: RoleLock | None = None
         self._flusher: Flusher | None = None
         self._compaction: Compaction | None = None
         try:
+            if self._channel is not None:
+                self._writer_role = RoleLock.acquire(
+                    self.path, Role.WRITER, clock, channel=self._channel.path
+                )
             self._leases = LeaseKeeper(self.path, clock, self.config.lease_ttl_ms)
             self._catalog: SegmentCatalog = _open_catalog(self.path, self.config, clock)
-            if not read_only:
+            if self._writes:
                 _allow_many_files()
+                if self.config.compaction_service_factory not in SHIPPED_FACTORIES:
+                    self.compaction.check_factory()
                 self._finish_creations()
                 self._finish_deletions()
                 if self.config.wal_sync.mode == "interval":
                     assert self.config.wal_sync.interval_ms is not None
                     self._flusher = Flusher(self._writers, self.config.wal_sync.interval_ms)
         except BaseException:
+            if self._channel is not None:
+                self._channel.close()
             if self._writer_role is not None:
                 self._writer_role.release()
             raise
@@ -175,7 +200,7 @@ class Log:
         self._check_open()
         with self._topics_lock:
             topic = self._topics.get(name)
-            if topic is not None and self._read_only:
+            if topic is not None and not self._writes:
                 topic = self._looked_at_again(topic)
             if topic is None:
                 topic = self._open_topic(name)
@@ -270,7 +295,11 @@ class Log:
     # --------------------------------------------------------------------------------------- maintenance
 
     def run_retention(
-        self, *, dry_run: bool = False, topics: Iterable[str] | None = None
+        self,
+        *,
+        dry_run: bool = False,
+        topics: Iterable[str] | None = None,
+        steps: Iterable[RetentionStep] = ("retention", "delete", "expire", "collect"),
     ) -> MaintenanceReport:
         """One round for all topics, or some: retention, WAL retention, expiry of snapshots, collection of files.
 
@@ -286,6 +315,7 @@ class Log:
             collected: dict[str, Collected] = {}
             problems: list[tuple[str, str]] = []
             wanted = None if topics is None else set(topics)
+            wanted_steps = set(steps)
             infos = self.topic_infos()
             if unknown := sorted((wanted or set()) - {info.name for info in infos}):
                 raise UnknownTopicError(f"there is no topic {unknown[0]!r}")
@@ -295,14 +325,20 @@ class Log:
                     topic = self.topic(info.name)
                     own_wals = topic.local_wals()
                     unsealed = _unsealed_bytes(info.partitions, own_wals)
-                    removed.append(retention.apply(table, unsealed, topic.settings, now_ms, dry_run=dry_run))
-                    wals += own_wals
-                    expired[info.name] = len(
-                        retention.expire(table, self.path, self.config, now_ms, dry_run=dry_run)
-                    )
-                    collected[info.name] = retention.collect(
-                        table, self.path, self.config, now_ms, dry_run=dry_run
-                    )
+                    if "retention" in wanted_steps:
+                        removed.append(
+                            retention.apply(table, unsealed, topic.settings, now_ms, dry_run=dry_run)
+                        )
+                    if "delete" in wanted_steps:
+                        wals += own_wals
+                    if "expire" in wanted_steps:
+                        expired[info.name] = len(
+                            retention.expire(table, self.path, self.config, now_ms, dry_run=dry_run)
+                        )
+                    if "collect" in wanted_steps:
+                        collected[info.name] = retention.collect(
+                            table, self.path, self.config, now_ms, dry_run=dry_run
+                        )
                 except LastwordError as error:
                     logger.error("retention of %s: %s", info.name, error)
                     problems.append((info.name, str(error)))
@@ -311,8 +347,9 @@ class Log:
                 wal = deleter.Deleted(deletions=tuple(deletions))
             else:
                 wal = deleter.execute(wals, deletions, now_ms)
-                leases.sweep(self.path, now_ms - self.config.collect_grace_ms)
-                self._finish_deletions()
+                if "collect" in wanted_steps:
+                    leases.sweep(self.path, now_ms - self.config.collect_grace_ms)
+                    self._finish_deletions()
             return MaintenanceReport(
                 removed=tuple(removed),
                 wal=wal,
@@ -329,13 +366,15 @@ class Log:
         seal: bool = False,
         asked_for: bool = False,
         force: bool = False,
+        exclude: Collection[tuple[str, int]] = (),
         progress: Callable[[int, int, int, int], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CompactionReport:
         """Compact what is due in all topics, or in some, as one job.
 
         With `asked_for` whatever is dirty is compacted, also below the dirty ratio; with `force` everything that
-        may be. `seal` first rolls and seals what is in the WAL. `progress` gets records done, records in all,
+        may be; but nothing of the partitions in `exclude`. `seal` first rolls and seals what is in the WAL.
+        `progress` gets records done, records in all,
         bytes done, bytes in all; `stop` is asked between commits.
         """
         from lastword.compaction.service import CompactionRequest
@@ -350,10 +389,101 @@ class Log:
                 partitions=None if partitions is None else tuple(partitions),
                 asked_for=asked_for,
                 force=force,
+                exclude=frozenset(exclude),
                 progress=progress,
                 stop=stop,
             )
             return self.compaction.run(names, request)
+
+    def note_dirty_ratios(self) -> None:
+        """Export the dirty ratio of every partition as a metric."""
+        for name in self.topics():
+            self.compaction.note_dirty_ratios(name)
+
+    def verify(self, topic: str, *, before: int | None = None, after: int | None = None) -> VerifyReport:
+        """Prove on Spark, from two snapshots, that compaction lost nothing; by default from those around the last.
+
+        Spark is used whatever the compaction service is.
+        """
+        from lastword.compaction.spark import SparkEngine
+        from lastword.verify import choose_snapshots, verify
+
+        self._check_open()
+        table = self._load(topic)
+        first, last = choose_snapshots(table, before, after)
+        engine, is_shared = self.compaction.spark_engine()
+        assert isinstance(engine, SparkEngine)
+        try:
+            with ExitStack() as pins:
+                for snapshot in (first, last):
+                    pins.enter_context(
+                        self._leases.hold(
+                            topic_id=snapshot.topic.id.hex, job="verify", snapshot_id=snapshot.id
+                        )
+                    )
+                return verify(table, first, last, self.topic(topic).settings, engine)
+        finally:
+            if not is_shared:
+                engine.close()
+
+    def erase(
+        self, topic: str, keys: Iterable[bytes], *, progress: Callable[[int, int], None] | None = None
+    ) -> EraseReport:
+        """Remove every record of these keys from all files and snapshots of a topic, for good.
+
+        `progress` gets the segments looked at and those there are. An erasure that was killed is gone on with by
+        the next one, by the worker, or by `finish_erasures`.
+        """
+        from lastword import erase
+
+        self._check_open()
+        wanted = tuple(dict.fromkeys(keys))
+        erase.check_keys(wanted)
+        found = self.topic(topic)
+        with self.maintenance():
+            erase.save_intent(self.path, erase.Intent(topic=topic, topic_id=found.id.hex, keys=wanted))
+            intent = next(each for each in erase.load_intents(self.path) if each.topic_id == found.id.hex)
+            return self._erase(intent, progress)
+
+    def finish_erasures(self) -> None:
+        """Go on with erasures that were killed or could not be completed."""
+        from lastword import erase
+
+        for intent in erase.load_intents(self.path):
+            with self.maintenance():
+                infos = {info.name: info for info in self.topic_infos()}
+                if intent.topic not in infos or infos[intent.topic].id.hex != intent.topic_id:
+                    erase.forget_intent(self.path, intent.topic_id)
+                    continue
+                report = self._erase(intent, None)
+                logger.info("finished an erasure of %d keys from %s", report.keys, report.topic)
+
+    def _erase(self, intent: Intent, progress: Callable[[int, int], None] | None) -> EraseReport:
+        from lastword import erase
+
+        topic = self.topic(intent.topic)
+        sealed = topic.seal()
+        with ExitStack() as opened:
+            eraser = erase.Eraser(
+                intent,
+                self._load(intent.topic),
+                topic.local_wals,
+                [opened.enter_context(closing(reader)) for reader in topic.partition_readers()],
+                leases=self._leases,
+                clock=self._clock,
+            )
+            report = eraser.run(progress)
+        left = (*(f"partition {partition}: {what}" for partition, what in sealed.problems), *report.left)
+        if not left:
+            erase.forget_intent(self.path, intent.topic_id)
+        return replace(report, left=left)
+
+    def worker(self) -> Worker:
+        """The background loop for this log, as a context manager: it runs in a thread while it is entered."""
+        from lastword.worker import Worker
+
+        self._check_open()
+        return Worker(self, self._clock)
 
     def plan_compaction(
         self,
@@ -382,6 +512,7 @@ class Log:
 
                 self._compaction = Compaction(
                     self._compaction_parts,
+                    self._load,
                     config=self.config,
                     data_folder=self.path,
                     clock=self._clock,
@@ -391,8 +522,10 @@ class Log:
 
     @contextmanager
     def maintenance(self) -> Iterator[None]:
-        """Hold the maintenance role: sealing, retention and collection are one process's at a time."""
-        self._check_writer()
+        """Hold the maintenance role: sealing, compaction and retention are one process's at a time."""
+        self._check_open()
+        if not self._maintains:
+            raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
         with self._maintenance_lock:
             if self._maintenance_depth == 0:
                 self._maintenance_role = RoleLock.acquire(self.path, Role.MAINTENANCE, self._clock)
@@ -409,6 +542,8 @@ class Log:
         if self._closed:
             return
         self._closed = True
+        if self._channel is not None:
+            self._channel.close()
         if self._flusher is not None:
             self._flusher.close()
         errors: list[LastwordError] = []
@@ -436,7 +571,7 @@ class Log:
 
     # ------------------------------------------------------------------------------------------ internal
 
-    def _open_topic(self, name: str) -> Topic:
+    def _open_topic(self, name: str, *, writes: bool | None = None) -> Topic:
         table = self._load(name)
         return Topic(
             table.snapshot().topic,
@@ -445,8 +580,30 @@ class Log:
             config=self.config,
             clock=self._clock,
             leases=self._leases,
-            maintenance=None if self._read_only else self.maintenance,
+            writes=self._writes if writes is None else writes,
+            maintenance=self.maintenance if self._maintains else None,
+            ask_to_roll=lambda due_only: self._ask_to_roll(name, due_only),
+            compaction_service=lambda: self.compaction.service(name),
         )
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What another process asks of this writer."""
+        if request.get("do") == "roll":
+            return {"failed": self.topic(request["topic"]).roll(due_only=request["due_only"])}
+        raise InvalidError(f"the writer can't do {request.get('do')!r}; it can roll")
+
+    def _ask_to_roll(self, name: str, due_only: bool) -> list[tuple[int, str]]:
+        """Ask the writer to roll a topic; where there is none, be the writer for a moment."""
+        if path := writer_channel(self.path):
+            answer = ask(path, {"do": "roll", "topic": name, "due_only": due_only})
+            if answer is not None:
+                return [(partition, what) for partition, what in answer["failed"]]
+        with RoleLock.acquire(self.path, Role.WRITER, self._clock, brief=True):
+            topic = self._open_topic(name, writes=True)
+            try:
+                return topic.roll(due_only=due_only)
+            finally:
+                topic.close()
 
     def _compacted_names(self, topics: Iterable[str] | None) -> list[str]:
         return self.topics() if topics is None else [self.topic(name).name for name in topics]
@@ -461,6 +618,8 @@ class Log:
         """The topic as another process may have changed it; None if it is another one now."""
         info = self._load(topic.name).snapshot().topic
         if info.id != topic.id:
+            if self._compaction is not None:
+                self._compaction.forget(topic.name)
             return None
         topic.changed(info)
         return topic
@@ -523,8 +682,10 @@ class Log:
 
     def _check_writer(self) -> None:
         self._check_open()
-        if self._read_only:
-            raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
+        if not self._writes:
+            raise InvalidError(
+                "The log was opened for reading or maintenance only; open it as its writer to change topics."
+            )
 
 
 def _load_config(

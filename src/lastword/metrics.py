@@ -93,6 +93,20 @@ COMPACTION_ERRORS = Counter(
     ["topic"],
     registry=REGISTRY,
 )
+UNCLEANABLE_PARTITIONS = Gauge(
+    "lastword_log_cleaner_uncleanable_partitions",
+    "Partitions whose compaction failed and waits to be tried again.",
+    registry=REGISTRY,
+)
+WORKER_LAST_RUN = Gauge(
+    "lastword_worker_last_run_timestamp",
+    "When a job of the worker last ended, in seconds since the epoch.",
+    ["job"],
+    registry=REGISTRY,
+)
+WORKER_FAILURES = Counter(
+    "lastword_worker_failures_total", "Runs of a job of the worker that failed.", ["job"], registry=REGISTRY
+)
 
 
 def exposition() -> str:

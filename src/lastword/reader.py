@@ -154,7 +154,7 @@ class PartitionReader:
             if segment.first_offset >= end_offset:
                 return
             for records in self.table.read(segment, None, offset):
-                clipped = _clip(records, end_offset)
+                clipped = clip(records, end_offset)
                 if clipped.num_rows:
                     yield with_partition(clipped, self.partition)
                 if clipped.num_rows < records.num_rows:
@@ -167,13 +167,14 @@ class PartitionReader:
             if not placed:
                 return
             for records in decode(placed, from_offset=offset):
-                clipped = _clip(records, end_offset)
+                clipped = clip(records, end_offset)
                 if clipped.num_rows:
                     yield with_partition(clipped, self.partition)
             offset = placed[-1].header.next_offset
 
 
-def _clip(records: pa.RecordBatch, end_offset: int) -> pa.RecordBatch:
+def clip(records: pa.RecordBatch, end_offset: int) -> pa.RecordBatch:
+    """The records before an offset."""
     if records.num_rows == 0 or _last_offset(records) < end_offset:
         return records
     return records.slice(0, int(np.searchsorted(records.column("offset").to_numpy(), end_offset)))

@@ -183,11 +183,12 @@ class Reader:
             raise ClosedError("The reader has been closed.")
         if self._left is not None:
             return self._left
-        for partition in list(self._turn):
+        # A stream ends where the log ended when it began. So those that had begun before are looked at again,
+        # after the others had their turn.
+        for partition in [*self._turn, *(each for each in self._turn if each in self._streams)]:
             records = next(self._stream(partition), None)
             if records is not None:
                 return records
-            # At its end: the others get their turn first.
             self._streams.pop(partition, None)
             self._turn.remove(partition)
             self._turn.append(partition)

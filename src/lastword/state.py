@@ -13,18 +13,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lastword import timetravel
 from lastword.compaction import strategy
 from lastword.config import TopicSettings
 from lastword.errors import UnavailableError
-from lastword.reader import ATTEMPTS, PartitionReader, with_partition
+from lastword.reader import ATTEMPTS, PartitionReader
 from lastword.record import RECORD_SCHEMA
 from lastword.segments.table import SegmentGoneError
+from lastword.timetravel import AsOf, View
 from lastword.wal.reader import OffsetGoneError
 
 
-def state_view(readers: Sequence[PartitionReader], settings: TopicSettings) -> pa.Table:
-    """The state of a topic, as record.RECORD_SCHEMA, by partition and offset. A key counts once."""
-    view = pa.concat_tables([_partition_state(reader, settings) for reader in readers])
+def state_view(
+    readers: Sequence[PartitionReader], settings: TopicSettings, as_of: AsOf | None = None
+) -> pa.Table:
+    """The state of a topic, now or as of a point of its past, as record.RECORD_SCHEMA, by partition and offset.
+
+    A key counts once.
+    """
+    view = pa.concat_tables([_partition_state(reader, settings, as_of) for reader in readers])
     if len(readers) > 1:
         # After an increase of partitions a key may be in two: the later timestamp, then the higher partition.
         timestamps = view.column("timestamp").cast(pa.int64()).fill_null(-1).to_numpy()
@@ -33,37 +40,30 @@ def state_view(readers: Sequence[PartitionReader], settings: TopicSettings) -> p
     return view.filter(view.column("value").is_valid())
 
 
-def _partition_state(reader: PartitionReader, settings: TopicSettings) -> pa.Table:
+def _partition_state(reader: PartitionReader, settings: TopicSettings, as_of: AsOf | None) -> pa.Table:
     for _ in range(ATTEMPTS):
+        view = timetravel.view_now(reader) if as_of is None else timetravel.view_as_of(reader, as_of)
         try:
-            return _winning_rows(reader, settings)
+            with reader.pin(view.snapshot):
+                return _winning_rows(reader, settings, view)
         except (SegmentGoneError, OffsetGoneError):
             # Sealing or retention moved the records meanwhile: look again.
             continue
     raise UnavailableError(f"Partition {reader.partition} changed {ATTEMPTS} times while its state was read.")
 
 
-def _winning_rows(reader: PartitionReader, settings: TopicSettings) -> pa.Table:
-    snapshot = reader.table.snapshot()
-    at = snapshot.positions[reader.partition]
+def _winning_rows(reader: PartitionReader, settings: TopicSettings, view: View) -> pa.Table:
     columns = ["offset", "key", *strategy.version_columns(settings)]
-    with reader.pin(snapshot):
-        segments = reader.table.plan(snapshot, reader.partition, at.log_start)
-        tail = list(reader.tail(max(at.sealed_end, at.log_start), reader.extent(snapshot).log_end))
-        scanned = [
-            records for segment in segments for records in reader.table.read(segment, columns, at.log_start)
-        ]
-        scanned += [records.select(columns) for records in tail]
-        if not scanned:
-            return RECORD_SCHEMA.empty_table()
-        keyed = pa.Table.from_batches(scanned)
-        won = strategy.winners(keyed, settings) & keyed.column("key").is_valid().to_numpy()
-        rows = (
-            with_partition(records, reader.partition)
-            for segment in segments
-            for records in reader.table.read(segment, None, at.log_start)
-        )
-        return pa.Table.from_batches(_kept(rows, tail, won), RECORD_SCHEMA)
+    tail = list(timetravel.read_tail(reader, view))
+    scanned = [
+        *timetravel.read_sealed(reader, view, columns),
+        *(records.select(columns) for records in tail),
+    ]
+    if not scanned:
+        return RECORD_SCHEMA.empty_table()
+    keyed = pa.Table.from_batches(scanned)
+    won = strategy.winners(keyed, settings) & keyed.column("key").is_valid().to_numpy()
+    return pa.Table.from_batches(_kept(timetravel.read_sealed(reader, view), tail, won), RECORD_SCHEMA)
 
 
 def _kept(

@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
-from lastword import batch, metrics, tiering
+from lastword import batch, metrics, tiering, timetravel
 from lastword.batch import Compression
 from lastword.clock import Clock
+from lastword.compacted import read_compacted
 from lastword.compaction import plan
+from lastword.compaction.rules import ReaderHold
 from lastword.config import BrokerConfig, EffectiveSetting, TopicSettings, split_name
 from lastword.errors import (
     ClosedError,
@@ -34,9 +36,10 @@ from lastword.reader import Extent, PartitionReader, to_records
 from lastword.readers import CommittedPositions, Reader, reader_names
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, NewRecord, Record, TimestampType
 from lastword.retention import delete_records
-from lastword.segments.table import SegmentTable, Snapshot, TopicInfo
+from lastword.segments.table import LastRun, SegmentTable, Snapshot, TopicInfo
 from lastword.state import state_view
 from lastword.tiering import SealReport
+from lastword.timetravel import AsOf
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import deleter
 from lastword.wal.recovery import Floor, open_wal
@@ -44,6 +47,9 @@ from lastword.wal.repair import DamagedRange
 from lastword.wal.repair import inspect as inspect_wal
 from lastword.wal.repair import skip as skip_damage
 from lastword.wal.writer import PartitionWriter
+
+if TYPE_CHECKING:
+    from lastword.compaction.service import TopicCompactionService
 
 Start = int | Literal["earliest", "latest"]
 """Where a read begins: an offset, or an end of the log."""
@@ -83,6 +89,9 @@ class PartitionDescription:
     wal_files: int
     wal_bytes: int
     dirty_ratio: float | None
+    due: str | None
+    """Why compaction is due, or None."""
+    last_run: LastRun | None
     leader_epoch: int
     problem: str | None
 
@@ -113,7 +122,10 @@ class Topic:
         config: BrokerConfig,
         clock: Clock,
         leases: LeaseKeeper | None,
+        writes: bool,
         maintenance: Callable[[], AbstractContextManager[object]] | None,
+        ask_to_roll: Callable[[bool], list[tuple[int, str]]],
+        compaction_service: Callable[[], TopicCompactionService],
     ) -> None:
         self._info = info
         self._settings = config.resolve(info.name, info.config)
@@ -122,13 +134,16 @@ class Topic:
         self._config = config
         self._clock = clock
         self._leases = leases
+        self._writes = writes
         self._maintenance = maintenance
+        self._ask_to_roll = ask_to_roll
+        self._compaction_service = compaction_service
         self._turns = Turns()
         self._turns_lock = threading.Lock()
         self._closed = False
         self._writers: list[PartitionWriter] = []
         self._writers_lock = threading.Lock()
-        if maintenance is not None:
+        if writes:
             self._open_writers(info.partitions)
 
     @property
@@ -318,9 +333,14 @@ class Topic:
         *,
         partition: int | None = None,
         follow: bool = False,
+        compacted: bool = False,
     ) -> Iterator[Record]:
-        """The records from `start` up to the end of the log as of now; with `follow`, and those that come later."""
-        batches = self.read_arrow(start, partition=partition, follow=follow)
+        """The records from `start` up to the end of the log as of now; with `follow`, and those that come later.
+
+        With `compacted` what has been compacted is read through the compaction service, which may keep it
+        elsewhere and in another form; the rest as usual. A compaction that commits meanwhile may move the end.
+        """
+        batches = self.read_arrow(start, partition=partition, follow=follow, compacted=compacted)
         return (record for records in batches for record in to_records(records))
 
     def read_arrow(
@@ -329,13 +349,15 @@ class Topic:
         *,
         partition: int | None = None,
         follow: bool = False,
+        compacted: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """As `read`, in batches of record.RECORD_SCHEMA."""
         partitions = [self._check_partition(partition)] if partition is not None else range(self.partitions)
         readers = {each: self._partition_reader(each) for each in partitions}
         positions = {each: self._offset(readers[each], _start_of(start, each)) for each in partitions}
         ends = {each: reader.extent().log_end for each, reader in readers.items()}
-        return self._stream(readers, positions, ends, follow)
+        service = self._compaction_service() if compacted else None
+        return self._stream(readers, positions, ends, follow, service)
 
     def reader(
         self,
@@ -377,13 +399,33 @@ class Topic:
         snapshot = self._table.snapshot()
         return {each: self._partition_reader(each).extent(snapshot) for each in range(self.partitions)}
 
-    def state(self) -> pa.Table:
-        """The newest record of each key, by the topic's strategy, without the keys that were deleted."""
+    def state(self, *, as_of: AsOf | None = None) -> pa.Table:
+        """The newest record of each key, by the topic's strategy, without the keys that were deleted.
+
+        With `as_of`, as it was then; InvalidError if that can't be shown exactly any more.
+        """
         with ExitStack() as opened:
-            readers = [
-                opened.enter_context(closing(self._partition_reader(each))) for each in range(self.partitions)
-            ]
-            return state_view(readers, self._settings)
+            readers = [opened.enter_context(closing(reader)) for reader in self.partition_readers()]
+            return state_view(readers, self._settings, as_of)
+
+    def read_as_of(self, as_of: AsOf, *, partition: int | None = None) -> Iterator[pa.RecordBatch]:
+        """The records as they were as of an offset, a time or a snapshot, in batches of record.RECORD_SCHEMA.
+
+        InvalidError, before any record is given, if that can't be shown exactly any more.
+        """
+        chosen = self.partition_readers()
+        if partition is not None:
+            chosen = [chosen[self._check_partition(partition)]]
+        views = [(reader, timetravel.view_as_of(reader, as_of)) for reader in chosen]
+        return (records for reader, view in views for records in timetravel.read(reader, view))
+
+    def history(self) -> list[Snapshot]:
+        """The snapshots that are kept, oldest first, with what each did."""
+        return self._table.history()
+
+    def partition_readers(self) -> list[PartitionReader]:
+        """A reader of each partition. Close them."""
+        return [self._partition_reader(each) for each in range(self.partitions)]
 
     def _stream(
         self,
@@ -391,10 +433,15 @@ class Topic:
         positions: dict[int, int],
         ends: dict[int, int],
         follow: bool,
+        service: TopicCompactionService | None,
     ) -> Iterator[pa.RecordBatch]:
         try:
             for each, reader in readers.items():
-                yield from reader.replay(positions[each], ends[each])
+                offset = positions[each]
+                if service is not None:
+                    offset = yield from read_compacted(service, reader, offset)
+                    ends[each] = max(ends[each], offset)
+                yield from reader.replay(offset, ends[each])
             if follow:
                 with Reader(
                     readers, {each: max(ends[each], positions[each]) for each in readers}, self._clock
@@ -425,13 +472,11 @@ class Topic:
 
     def seal(self, *, progress: tiering.Progress | None = None) -> SealReport:
         """Roll the WAL and commit everything in it as sealed segments."""
-        with self._as_maintenance():
-            return self._seal(lambda writer: writer.roll(), progress)
+        return self._seal(progress, due_only=False)
 
     def seal_rolled(self, *, progress: tiering.Progress | None = None) -> SealReport:
         """Roll what is due by the settings, and commit what is rolled."""
-        with self._as_maintenance():
-            return self._seal(lambda writer: writer.roll_if_due(), progress)
+        return self._seal(progress, due_only=True)
 
     def delete_records(self, before: Mapping[int, int]) -> dict[int, int]:
         """Delete the records of partitions before an offset (-1: all); the new log start of each of them."""
@@ -472,6 +517,7 @@ class Topic:
 
     def skip_wal_damage(self) -> list[tuple[int, DamagedRange]]:
         """Leave the damaged ranges behind, so that sealing and reading go on after them; what was left behind."""
+        self._check_writer()
         with self._as_maintenance():
             # Only a rolled file can be written anew.
             for partition in {each for each, _ in self.wal_damage()}:
@@ -558,30 +604,53 @@ class Topic:
             wal_files=len(local.files) if local else 0,
             wal_bytes=local.size_bytes if local else 0,
             dirty_ratio=ratio if self._settings.compacts else None,
+            due=self._due(partition, snapshot, extent.log_end),
+            last_run=at.last_run,
             leader_epoch=epochs[-1][0] if epochs else 0,
             problem=problem,
         )
 
-    def _seal(self, roll: Callable[[PartitionWriter], bool], progress: tiering.Progress | None) -> SealReport:
-        assert self._leases is not None
+    def _due(self, partition: int, snapshot: Snapshot, log_end: int) -> str | None:
+        view = plan.PartitionView(
+            partition=partition,
+            positions=snapshot.positions[partition],
+            segments=tuple(self._table.plan(snapshot, partition)),
+            log_end=log_end,
+            hold=ReaderHold(),
+        )
+        plans = plan.propose(self.name, [view], self._settings, self._clock.now_ms())
+        return plans[0].reason if plans else None
+
+    def _seal(self, progress: tiering.Progress | None, *, due_only: bool) -> SealReport:
+        with self._as_maintenance():
+            assert self._leases is not None
+            failed = self.roll(due_only=due_only) if self._writes else self._ask_to_roll(due_only)
+            folders = [self._wal_folder(each) for each in range(self.partitions)]
+            report = tiering.seal(self._table, folders, leases=self._leases, progress=progress)
+            return tiering.with_problems(report, failed)
+
+    # -------------------------------------------------------------------------------------- for the log
+
+    def roll(self, *, due_only: bool) -> list[tuple[int, str]]:
+        """Roll the WAL of each partition, or only what is due; the partitions where that failed, and why."""
+        self._check_writer()
         failed: list[tuple[int, str]] = []
         for partition, writer in enumerate(self._writers):
             try:
-                roll(writer)
+                if due_only:
+                    writer.roll_if_due()
+                else:
+                    writer.roll()
             except UnavailableError as error:
                 failed.append((partition, str(error)))
-        folders = [self._wal_folder(each) for each in range(self.partitions)]
-        report = tiering.seal(self._table, folders, leases=self._leases, progress=progress)
-        return tiering.with_problems(report, failed)
-
-    # -------------------------------------------------------------------------------------- for the log
+        return failed
 
     def changed(self, info: TopicInfo) -> None:
         """The log has altered the topic: take over what it is now."""
         self._settings = self._config.resolve(info.name, info.config)
         for each in self._writers:
             each.settings = self._settings
-        if self._maintenance is not None:
+        if self._writes:
             # Before others know that there are more partitions, there is something to append to.
             self._open_writers(info.partitions)
         self._info = info
@@ -636,12 +705,16 @@ class Topic:
     def _check_writer(self) -> None:
         if self._closed:
             raise ClosedError(f"Topic {self.name!r} has been closed.")
-        if self._maintenance is None:
-            raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
+        if not self._writes:
+            raise InvalidError(
+                "The log was opened for reading or maintenance only; open it as its writer to change it."
+            )
 
     def _as_maintenance(self) -> AbstractContextManager[object]:
-        self._check_writer()
-        assert self._maintenance is not None
+        if self._closed:
+            raise ClosedError(f"Topic {self.name!r} has been closed.")
+        if self._maintenance is None:
+            raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
         return self._maintenance()
 
 

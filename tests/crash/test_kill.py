@@ -41,6 +41,9 @@ class Chain:
     def job(self, **settings: object) -> Job:
         self.runs += 1
         sync = self.random.choice(SYNC_MODES)
+        # With the others nobody waits for a sync, so it is a matter of luck whether there is one.
+        if settings.get("kill_step") == "wal.synced":
+            sync = "group"
         return Job(folder=str(self.folder), run=self.seed * 1000 + self.runs, sync=sync, **settings)
 
     def kill_at(self, step: str, count: int = 1) -> bool:

@@ -193,3 +193,8 @@ def payloads(placed: list[PlacedBatch], offset: int) -> list[tuple[int, bytes]]:
 def numbered(first: int, end: int) -> list[tuple[int, bytes]]:
     """What `WalFolder.fill` appended, if its numbers are its offsets."""
     return [(number, str(number).encode()) for number in range(first, end)]
+
+
+def open_files() -> int:
+    """How many files this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())

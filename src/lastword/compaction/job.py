@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -165,6 +165,7 @@ class Compactor:
         partitions: Sequence[int] | None = None,
         asked_for: bool = False,
         force: bool = False,
+        exclude: Collection[tuple[str, int]] = (),
         progress: Progress | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CompactionReport:
@@ -180,7 +181,11 @@ class Compactor:
                 plans = plan_target(
                     target, clock=self._clock, partitions=partitions, asked_for=asked_for, force=force
                 )
-                planned += [self._planned(plan, target, lease) for plan in plans]
+                planned += [
+                    self._planned(plan, target, lease)
+                    for plan in plans
+                    if (plan.topic, plan.partition) not in exclude
+                ]
             planned.sort(key=lambda each: planning.urgency(each.plan))
             watch = _Watch(planned, progress)
             for start in range(0, len(planned), self._wave):

@@ -13,17 +13,22 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, TypeVar, cast, get_type_hints, runtime_checkable
 
 from lastword.clock import Clock
 from lastword.compaction.engine import Engine
 from lastword.compaction.job import CompactionReport, Compactor, PartitionReport, Progress, Target
 from lastword.config import BrokerConfig
-from lastword.errors import InvalidConfigError
+from lastword.errors import InvalidConfigError, UnavailableError, UnknownPartitionError
 from lastword.leases import LeaseKeeper
-from lastword.reader import to_records, with_partition
+from lastword.reader import ATTEMPTS, clip, to_records, with_partition
 from lastword.record import Record
-from lastword.segments.table import SegmentTable
+from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
+
+T = TypeVar("T")
+
+PAGE_BYTES = 16 << 20
+"""A page of compacted records ends after about so much, however many were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,47 +40,66 @@ class CompactionRequest:
     """Compact whatever is dirty, also below the dirty ratio."""
     force: bool = False
     """Go through everything that may be compacted, also where nothing is dirty."""
+    exclude: frozenset[tuple[str, int]] = frozenset()
+    """Topics and partitions that are left out."""
     progress: Progress | None = None
     stop: Callable[[], bool] = lambda: False
 
 
-class TopicCompactionService(Protocol):
-    """Compacts one topic, and reads what it compacted. Results may be none."""
+WHAT_IS_DUE = CompactionRequest()
 
-    def compact(self, request: CompactionRequest) -> Sequence[PartitionReport]:
-        """Compact the topic; what was done, partition by partition."""
+
+class TopicCompactionService(Protocol):
+    """Compacts one topic, and reads what it compacted.
+
+    A log makes one a topic, and calls it from several threads, also to read while a compaction runs. What it
+    reads are records of the topic as they were appended: offsets, timestamps, keys, values and headers.
+    """
+
+    def compact(self, request: CompactionRequest = WHAT_IS_DUE) -> Sequence[PartitionReport]:
+        """Compact the topic; what was done, partition by partition. The log holds the maintenance role meanwhile."""
         ...
 
-    def read_compacted_entries(self, partition: int, start: int, count: int) -> list[Record]:
-        """Up to `count` compacted records from offset `start` on, below the last compacted position."""
+    def read_compacted_entries(self, partition: int, start: int, count: int) -> Sequence[Record] | None:
+        """Compacted records from offset `start` on, in offset order: at least one, and at most `count`.
+
+        An empty result says that there is none between `start` and the last compacted position. None says that
+        there are no compacted data, or none that may be relied on now: the reader goes on in the log itself.
+        """
         ...
 
     def last_compacted_entry(self, partition: int) -> Record | None:
-        """The compacted record with the highest offset."""
+        """The compacted record with the highest offset; None if there is none."""
         ...
 
     def last_compacted_position(self, partition: int) -> int | None:
-        """The offset up to which, without itself, the partition has been compacted."""
+        """The offset up to which, without itself, the partition has been compacted; None if it has not been."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The topic was deleted, or the log is being closed. Compacted data stay. A second call does nothing."""
+        ...
 
 
 class CompactionServiceFactory(Protocol):
-    """Makes the services of topics. It has a constructor without arguments."""
+    """Makes the services of topics. It has a constructor without arguments, which does nothing that costs."""
 
     def initialize(self, context: ServiceContext) -> None:
-        """Called once, before anything else."""
+        """Called once, before anything else but the constructor, with the first use of a service."""
         ...
 
-    def new_topic_compaction_service(self, topic: str) -> TopicCompactionService: ...
+    def new_topic_compaction_service(self, topic: str) -> TopicCompactionService:
+        """The service of a topic. One of the same name may have been deleted before: its id tells them apart."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The log is being closed; its services have been."""
+        ...
 
 
 @runtime_checkable
 class CompactsManyTopics(Protocol):
-    """A factory that can also compact many topics as one job."""
+    """A factory that can also compact many topics as one job: then a log asks it, and not their services."""
 
     def compact_topics(self, topics: Sequence[str], request: CompactionRequest) -> CompactionReport: ...
 
@@ -88,8 +112,10 @@ class ServiceContext:
     data_folder: Path
     clock: Clock
     leases: LeaseKeeper
+    table: Callable[[str], SegmentTable]
+    """A topic's sealed segments and positions. It can be kept: each of its snapshots is a fresh look."""
     target: Callable[[str], Target]
-    """A topic's table, settings and positions, by a fresh look."""
+    """What a compactor needs to know of a topic, by a fresh look: its table, settings, log ends and readers."""
 
 
 _FACTORY_METHODS = ("initialize", "new_topic_compaction_service", "close")
@@ -110,7 +136,7 @@ def load_factory(name: str) -> CompactionServiceFactory:
         raise InvalidConfigError(f"{where}; allowed: a class as module:Class")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:
         raise InvalidConfigError(
             f"{where}, but the module {module_name!r} can't be loaded: {error}"
         ) from error
@@ -118,6 +144,8 @@ def load_factory(name: str) -> CompactionServiceFactory:
     if not inspect.isclass(found):
         raise InvalidConfigError(f"{where}, but {module_name!r} has no class {class_name!r}")
     check_methods(found, _FACTORY_METHODS, where)
+    if (promised := _promised_service(found)) is not None:
+        check_service(promised, f"{where}, which makes services of the class {promised.__name__!r}")
     try:
         return cast(CompactionServiceFactory, found())
     except Exception as error:
@@ -127,6 +155,16 @@ def load_factory(name: str) -> CompactionServiceFactory:
 def check_service(service: object, where: str) -> None:
     """InvalidConfigError if a service lacks a method."""
     check_methods(service, _SERVICE_METHODS, where)
+
+
+def _promised_service(factory: type) -> type | None:
+    """The class of the services that a factory makes, as far as its type hints tell."""
+    try:
+        promised = get_type_hints(factory.new_topic_compaction_service).get("return")  # type: ignore[attr-defined]
+    except (NameError, TypeError, AttributeError):
+        # Names that only a type checker sees. Then the first service tells.
+        return None
+    return promised if inspect.isclass(promised) else None
 
 
 def check_methods(thing: object, names: Sequence[str], where: str) -> None:
@@ -165,6 +203,7 @@ class EngineFactory:
             partitions=request.partitions,
             asked_for=request.asked_for,
             force=request.force,
+            exclude=request.exclude,
             progress=request.progress,
             stop=request.stop,
         )
@@ -185,50 +224,69 @@ class EngineService:
     def __init__(self, factory: EngineFactory, topic: str) -> None:
         self._factory = factory
         self._topic = topic
+        self._table: SegmentTable | None = None
 
-    def compact(self, request: CompactionRequest) -> Sequence[PartitionReport]:
+    def compact(self, request: CompactionRequest = WHAT_IS_DUE) -> Sequence[PartitionReport]:
         return self._factory.compact_topics([self._topic], request).partitions
 
-    def read_compacted_entries(self, partition: int, start: int, count: int) -> list[Record]:
-        table = self._table()
-        snapshot = table.snapshot()
-        at = snapshot.positions[partition]
-        found: list[Record] = []
-        start = max(start, at.log_start)
-        for segment in table.plan(snapshot, partition, start):
-            for records in table.read(segment, None, start):
-                found += [
-                    record
-                    for record in to_records(with_partition(records, partition))
-                    if record.offset < at.first_dirty
-                ]
-                if len(found) >= count:
-                    return found[:count]
-        return found
+    def read_compacted_entries(self, partition: int, start: int, count: int) -> Sequence[Record]:
+        def look(table: SegmentTable, snapshot: Snapshot) -> list[Record]:
+            at = snapshot.positions[partition]
+            from_offset = max(start, at.log_start)
+            found: list[Record] = []
+            read_bytes = 0
+            for segment in table.plan(snapshot, partition, from_offset):
+                if segment.first_offset >= at.first_dirty or len(found) >= count or read_bytes >= PAGE_BYTES:
+                    break
+                for records in table.read(segment, None, from_offset):
+                    wanted = clip(records, at.first_dirty).slice(0, count - len(found))
+                    found += to_records(with_partition(wanted, partition))
+                    read_bytes += wanted.nbytes
+                    if len(found) >= count or read_bytes >= PAGE_BYTES:
+                        break
+            return found
+
+        return self._looking(partition, look)
 
     def last_compacted_entry(self, partition: int) -> Record | None:
-        table = self._table()
-        snapshot = table.snapshot()
-        at = snapshot.positions[partition]
-        clean = [
-            each
-            for each in table.plan(snapshot, partition, at.log_start)
-            if each.last_offset < at.first_dirty
-        ]
-        if not clean:
+        def look(table: SegmentTable, snapshot: Snapshot) -> Record | None:
+            at = snapshot.positions[partition]
+            for segment in reversed(table.plan(snapshot, partition, at.log_start)):
+                if segment.first_offset >= at.first_dirty:
+                    continue
+                from_offset = max(
+                    at.log_start, segment.last_offset if segment.last_offset < at.first_dirty else 0
+                )
+                last: Record | None = None
+                for records in table.read(segment, None, from_offset):
+                    clean = clip(records, at.first_dirty)
+                    if clean.num_rows:
+                        own = with_partition(clean.slice(clean.num_rows - 1), partition)
+                        last = next(to_records(own))
+                if last is not None:
+                    return last
             return None
-        found = [
-            record
-            for records in table.read(clean[-1], None, clean[-1].last_offset)
-            for record in to_records(with_partition(records, partition))
-        ]
-        return found[-1] if found else None
+
+        return self._looking(partition, look)
 
     def last_compacted_position(self, partition: int) -> int | None:
-        return self._table().snapshot().positions[partition].first_dirty or None
+        return self._looking(partition, lambda _, snapshot: snapshot.positions[partition].first_dirty or None)
 
     def close(self) -> None:
         pass
 
-    def _table(self) -> SegmentTable:
-        return self._factory.context.target(self._topic).table
+    def _looking(self, partition: int, look: Callable[[SegmentTable, Snapshot], T]) -> T:
+        """What a look at the table gives. A file that goes meanwhile has been compacted away: look again."""
+        if self._table is None:
+            self._table = self._factory.context.table(self._topic)
+        for _ in range(ATTEMPTS):
+            snapshot = self._table.snapshot()
+            if not 0 <= partition < len(snapshot.positions):
+                raise UnknownPartitionError(f"Topic {self._topic!r} has no partition {partition}.")
+            try:
+                return look(self._table, snapshot)
+            except SegmentGoneError as error:
+                gone = error
+        raise UnavailableError(
+            f"Partition {partition} of {self._topic!r} changed {ATTEMPTS} times while it was read: {gone}"
+        )

@@ -122,7 +122,7 @@ class Survivors:
     def runs(self, raw: RawSegment, *, backwards: bool = False) -> Iterator[tuple[int, pa.Array]]:
         """The keys of the rows that compete, run by run, each with the number of its first row."""
         skipped = self._rows_below_log_start(raw)
-        for first_row, run in raw.keys(backwards=backwards):
+        for first_row, run in raw.key_runs(backwards=backwards):
             cut = min(max(skipped - first_row, 0), len(run))
             if cut < len(run):
                 yield first_row + cut, run.slice(cut)

@@ -29,6 +29,7 @@ def collect(
     older_than_ms: int,
     live_jobs: Collection[str],
     dry_run: bool,
+    data_only: bool,
 ) -> Collected:
     tree = FileTree(file_io, location)
     candidates = [
@@ -37,6 +38,7 @@ def collect(
         if file.changed_ms is not None
         and file.changed_ms < older_than_ms
         and job_of(file.path) not in live_jobs
+        and not (data_only and job_of(file.path) is None)
     ]
     if not candidates:
         return Collected()

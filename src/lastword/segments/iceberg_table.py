@@ -145,7 +145,12 @@ class IcebergTable:
                     raise
 
     def collect(
-        self, *, older_than_ms: int, live_jobs: Collection[str] = (), dry_run: bool = False
+        self,
+        *,
+        older_than_ms: int,
+        live_jobs: Collection[str] = (),
+        dry_run: bool = False,
+        data_only: bool = False,
     ) -> Collected:
         with mapped(f"Collecting files of {self.location}"):
             return collect(
@@ -155,6 +160,7 @@ class IcebergTable:
                 older_than_ms=older_than_ms,
                 live_jobs=live_jobs,
                 dry_run=dry_run,
+                data_only=data_only,
             )
 
     def _commit(self, base: Snapshot, change: Change) -> Snapshot:

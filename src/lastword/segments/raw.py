@@ -67,7 +67,7 @@ class RawSegment:
         if self._sketch is not None:
             return base64.b64decode(self._sketch)
         sketch = KeySketch()
-        for _, keys in self.keys():
+        for _, keys in self.key_runs():
             sketch.add(keys)
         return sketch.to_bytes()
 
@@ -78,7 +78,7 @@ class RawSegment:
         groups = range(metadata.num_row_groups)
         return sum(metadata.row_group(group).column(at).total_uncompressed_size for group in groups)
 
-    def keys(self, *, backwards: bool = False) -> Iterator[tuple[int, pa.Array]]:
+    def key_runs(self, *, backwards: bool = False) -> Iterator[tuple[int, pa.Array]]:
         """The keys in runs, each with the number of its first row; `backwards`: the last run first."""
         chunks = self.columns(["key"]).column("key").chunks
         first_row = 0

@@ -209,9 +209,17 @@ class SegmentTable(Protocol):
         ...
 
     def collect(
-        self, *, older_than_ms: int, live_jobs: Collection[str] = (), dry_run: bool = False
+        self,
+        *,
+        older_than_ms: int,
+        live_jobs: Collection[str] = (),
+        dry_run: bool = False,
+        data_only: bool = False,
     ) -> Collected:
-        """Remove files that no live snapshot names, last changed before a time, of no job in `live_jobs`."""
+        """Remove files that no live snapshot names, last changed before a time, of no job in `live_jobs`.
+
+        With `data_only` metadata files stay: a commit that is under way elsewhere may be about to name them.
+        """
         ...
 
 

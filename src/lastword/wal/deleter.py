@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 ASIDE_KEPT_MS = 7 * 24 * 3600 * 1000
 
-Rule = Literal["local.retention.ms", "local.retention.bytes", "wal.max.bytes", "already gone"]
+Rule = Literal["local.retention.ms", "local.retention.bytes", "wal.max.bytes", "already gone", "erased"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def propose(wals: Sequence[LocalWal], config: BrokerConfig, now_ms: int) -> list
         for wal, file in _oldest_first(spared):
             if total_bytes <= config.wal_max_bytes:
                 break
-            proposed.append(_deletion(wal, file, "wal.max.bytes", now_ms))
+            proposed.append(deletion(wal, file, "wal.max.bytes", now_ms))
             total_bytes -= file.size_bytes or 0
     return proposed
 
@@ -168,12 +168,12 @@ def _propose_one(wal: LocalWal, config: BrokerConfig, now_ms: int) -> tuple[list
             rule = "local.retention.bytes"
         if rule is None:
             return chosen, sealed[index:]
-        chosen.append(_deletion(wal, file, rule, now_ms))
+        chosen.append(deletion(wal, file, rule, now_ms))
         left_bytes -= file.size_bytes or 0
     return chosen, []
 
 
-def _deletion(wal: LocalWal, file: LocalFile, rule: Rule, now_ms: int) -> Deletion:
+def deletion(wal: LocalWal, file: LocalFile, rule: Rule, now_ms: int) -> Deletion:
     return Deletion(
         topic=wal.topic,
         partition=wal.partition,

@@ -150,6 +150,9 @@ def _put_strays_aside(folder: Path, there: list[int], saved: WriterCheckpoint) -
         if seq < saved.active.seq and seq not in named:
             path = folder / file_name(seq)
             path.rename(aside_path(folder, f"{path.name}.replaced"))
+    for pattern in ("*.copy", "*.repair"):
+        for unfinished in folder.glob(pattern):
+            unfinished.unlink()
 
 
 def _rebuild(

@@ -6,9 +6,9 @@ import os
 
 import pytest
 from tests.support.clock import ManualClock
-from tests.support.logs import WalFolder, numbered, one_batch, payloads, read_on
+from tests.support.logs import WalFolder, numbered, one_batch, open_files, payloads, read_on
 
-from lastword import disk
+from lastword import batch, disk
 from lastword.batch import HEADER_BYTES
 from lastword.errors import CorruptError, StorageError, WriteFailedError
 from lastword.wal import checkpoint as checkpoints
@@ -339,8 +339,6 @@ class TestReadFile:
 
 
 def test_decoding_takes_offsets_by_what_they_are_not_by_counting(wal: WalFolder) -> None:
-    from lastword import batch
-
     with wal.opened() as writer:
         writer.append(one_batch("0", "1"))
         writer.roll()
@@ -362,11 +360,11 @@ def test_decoding_takes_offsets_by_what_they_are_not_by_counting(wal: WalFolder)
 def test_closing_gives_the_file_back(wal: WalFolder) -> None:
     with wal.opened() as writer:
         in_files(wal, writer, 2, 4)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     for _ in range(20):
         reader = WalReader(wal.folder)
         read_on(reader, 0)
         reader.close()
         reader.close()
 
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before

@@ -167,7 +167,7 @@ class TestDamageBelowTheDurableMark:
         reader = WalReader(wal.folder)
         placed = reader.read(0, max_bytes=1 << 20)
         assert placed[-1].header.last_offset == 1
-        with pytest.raises(CorruptError, match="damaged at byte .*offset 2.*wal repair") as caught:
+        with pytest.raises(CorruptError, match=r"damaged at byte .*offset 2.*wal repair") as caught:
             reader.read(2, max_bytes=1 << 20)
         assert (caught.value.path, caught.value.offset) == (str(wal.path(1)), 2)
         assert wal.read(5) == [(5, b"5")]

@@ -252,7 +252,7 @@ class TestFailures:
         writer = wal.open()
         wal.fill(writer, 0, 2)
         syncs.error = OSError(5, "Input/output error")
-        with pytest.raises(WriteFailedError, match="Can't sync .*Input/output error.*until it is reopened"):
+        with pytest.raises(WriteFailedError, match=r"Can't sync .*Input/output error.*until it is reopened"):
             writer.append(one_batch("2"))
         syncs.error = None
 

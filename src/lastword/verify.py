@@ -1,0 +1,326 @@
+"""Proves from two snapshots that nothing was lost between them: a Spark job over everything but the values.
+
+Each side is read as one row a record: partition, offset, key, version, whether it is a tombstone, timestamp and a
+digest of the whole record. Spark joins the sides by offset, and what is gone with the winner of its key.
+
+It holds that: no record appeared below the earlier sealed end, none changed, offsets rise; and every record that
+is gone was beaten by one that is there (or that was itself allowed to go), or is a tombstone that had expired,
+or had outlived retention.ms, or lies below the log start. So every key's winner is the same, but where the rules
+let it go. Everything else is a problem, with its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lastword.compaction import strategy
+from lastword.compaction.spark import SparkEngine
+from lastword.config import TopicSettings
+from lastword.errors import InvalidError
+from lastword.segments.parquet import SegmentFiles
+from lastword.segments.raw import RawSegment
+from lastword.segments.table import Positions, Segment, SegmentTable, Snapshot
+
+MAX_EXAMPLES = 20
+
+_SCHEMA = (
+    "partition int, offset long, key binary, known int, version long, tombstone boolean, timestamp_ms long, "
+    "digest binary, in_order boolean"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A record that is not as it must be."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """What was compared and what was found. Without problems nothing was lost."""
+
+    topic: str
+    before: Snapshot
+    after: Snapshot
+    records_before: int
+    records_after: int
+    keys: int
+    gone: Mapping[str, int] = field(default_factory=dict)
+    """How many records are gone, by the rule that let them go."""
+    problems: tuple[Problem, ...] = ()
+    problem_count: int = 0
+
+    @property
+    def holds(self) -> bool:
+        return self.problem_count == 0
+
+
+def choose_snapshots(
+    table: SegmentTable, before_id: int | None = None, after_id: int | None = None
+) -> tuple[Snapshot, Snapshot]:
+    """The snapshots to compare: those that are named, else those around the last compaction."""
+    history = table.history()
+    known = {snapshot.id: snapshot for snapshot in history}
+    for wanted in (before_id, after_id):
+        if wanted is not None and wanted not in known:
+            raise InvalidError(
+                f"There is no snapshot {wanted}; `lastword topic history` lists those that are kept "
+                f"(for snapshot.retention.ms)."
+            )
+    after = known[after_id] if after_id is not None else None
+    if after is None:
+        compactions = [each for each in history if each.operation == "compact" and each.parent_id in known]
+        if before_id is not None:
+            after = history[-1]
+        elif compactions:
+            after = compactions[-1]
+        else:
+            raise InvalidError(
+                "No compaction is among the snapshots that are kept (for snapshot.retention.ms), "
+                "so there is nothing to compare. Compact first, or name two snapshots of `lastword topic history`."
+            )
+    before = known.get(before_id if before_id is not None else after.parent_id)
+    if before is None:
+        raise InvalidError(
+            f"The snapshot before {after.id} is no longer kept (snapshot.retention.ms); name another one."
+        )
+    return before, after
+
+
+def verify(
+    table: SegmentTable, before: Snapshot, after: Snapshot, settings: TopicSettings, engine: SparkEngine
+) -> VerifyReport:
+    """Compare two snapshots of a topic on Spark."""
+    comparison = _Comparison(table, before, after, settings, engine)
+    return comparison.run()
+
+
+class _Comparison:
+    def __init__(
+        self,
+        table: SegmentTable,
+        before: Snapshot,
+        after: Snapshot,
+        settings: TopicSettings,
+        engine: SparkEngine,
+    ) -> None:
+        self._before, self._after = before, after
+        self._settings = settings
+        self._spark = engine.session()
+        self._parallel = engine.parallel
+        self._sides = (table.plan(before), table.plan(after))
+        self._files = table.files
+
+    def run(self) -> VerifyReport:
+        from pyspark.sql import functions as sql
+
+        before, after = self._rows(self._sides[0]), self._rows(self._sides[1])
+        both = before.alias("b").join(after.alias("a"), ["partition", "offset"], "full_outer")
+        compared = both.join(sql.broadcast(self._positions()), "partition").select(
+            "partition",
+            "offset",
+            sql.coalesce("b.key", "a.key").alias("key"),
+            sql.col("b.digest").isNotNull().alias("was"),
+            sql.col("a.digest").isNotNull().alias("is"),
+            (sql.col("b.digest") == sql.col("a.digest")).alias("same"),
+            sql.coalesce("a.in_order", "b.in_order").alias("in_order"),
+            sql.coalesce("b.known", "a.known").alias("known"),
+            sql.coalesce("b.version", "a.version").alias("version"),
+            sql.coalesce("b.tombstone", "a.tombstone").alias("tombstone"),
+            sql.coalesce("b.timestamp_ms", "a.timestamp_ms").alias("timestamp_ms"),
+            "log_start",
+            "sealed_end_before",
+        )
+        compared = compared.withColumn("may_go", self._may_go()).cache()
+        try:
+            return self._judge(compared, sql)
+        finally:
+            compared.unpersist()
+
+    def _judge(self, compared: Any, sql: Any) -> VerifyReport:
+        competing = compared.where("key is not null and offset >= log_start")
+        rank = sql.struct("known", "version", "offset")
+        if self._settings.compaction_strategy == "first":
+            best = sql.min_by(sql.struct("offset", "is", "may_go"), "offset")
+        else:
+            best = sql.max_by(sql.struct("offset", "is", "may_go"), rank)
+        best = competing.groupBy("partition", "key").agg(best.alias("best")).cache()
+        gone = compared.where("was and not is").join(best, ["partition", "key"], "left")
+        beaten = sql.col("best").isNotNull() & (sql.col("best.offset") != sql.col("offset"))
+        lawful = sql.col("best.is") | sql.col("best.may_go").isNotNull()
+        judged = gone.withColumn(
+            "rule",
+            sql.when(sql.col("offset") < sql.col("log_start"), "below the log start")
+            .when(beaten & lawful, "beaten by another record of its key")
+            .otherwise(sql.col("may_go")),
+        ).cache()
+        counts = {
+            each["rule"]: each["count"]
+            for each in judged.where("rule is not null").groupBy("rule").count().collect()
+        }
+        wrong = judged.where("rule is null").select(
+            "partition",
+            "offset",
+            "key",
+            sql.when(sql.col("key").isNull(), "a record without a key is gone, and no rule let it go")
+            .when(beaten, "it is gone, and so is the record that beat it")
+            .otherwise("it is gone, and it was the winner of its key")
+            .alias("what"),
+        )
+        appeared = compared.where("is and not was and offset < sealed_end_before").select(
+            "partition", "offset", "key", sql.lit("it was not there before").alias("what")
+        )
+        changed = compared.where("was and is and not same").select(
+            "partition", "offset", "key", sql.lit("key, value, headers or timestamp changed").alias("what")
+        )
+        disorder = compared.where("is and not in_order").select(
+            "partition", "offset", "key", sql.lit("its offset is not above the one before it").alias("what")
+        )
+        problems = wrong.union(appeared).union(changed).union(disorder).cache()
+        found = problems.orderBy("partition", "offset").limit(MAX_EXAMPLES).collect()
+        report = VerifyReport(
+            topic=self._after.topic.name,
+            before=self._before,
+            after=self._after,
+            records_before=sum(segment.records for segment in self._sides[0]),
+            records_after=sum(segment.records for segment in self._sides[1]),
+            keys=best.count(),
+            gone=counts,
+            problems=tuple(
+                Problem(
+                    partition=each["partition"],
+                    offset=each["offset"],
+                    key=None if each["key"] is None else bytes(each["key"]),
+                    what=each["what"],
+                )
+                for each in found
+            ),
+            problem_count=problems.count(),
+        )
+        for frame in (best, judged, problems):
+            frame.unpersist()
+        return report
+
+    def _rows(self, segments: Sequence[Segment]) -> Any:
+        if not segments:
+            return self._spark.createDataFrame([], _SCHEMA)
+        return self._spark.range(0, len(segments), 1, min(len(segments), self._parallel * 4)).mapInArrow(
+            _read_rows(self._files, list(segments), self._settings), _SCHEMA
+        )
+
+    def _positions(self) -> Any:
+        return self._spark.createDataFrame(
+            [
+                (partition, at.log_start, was.sealed_end)
+                for partition, (was, at) in enumerate(
+                    zip(self._before.positions, self._after.positions, strict=True)
+                )
+            ],
+            "partition int, log_start long, sealed_end_before long",
+        )
+
+    def _may_go(self) -> Any:
+        """The rule by which a record may go although nothing beats it, or null."""
+        from pyspark.sql import functions as sql
+
+        settings, now_ms = self._settings, self._after.committed_ms
+        rule = sql.when(sql.lit(False), "")
+        if settings.deletes and settings.retention_ms is not None:
+            rule = rule.when(
+                sql.col("timestamp_ms") < now_ms - settings.retention_ms, "older than retention.ms"
+            )
+        expired = sql.lit(False)
+        for partition, at in enumerate(self._before.positions):
+            expired = expired | ((sql.col("partition") == partition) & self._expired(at, now_ms))
+        return rule.when(sql.col("tombstone") & expired, "expired tombstone")
+
+    def _expired(self, at: Positions, now_ms: int) -> Any:
+        """Whether a tombstone of a partition had expired when the later snapshot was made."""
+        from pyspark.sql import functions as sql
+
+        settings = self._settings
+        if settings.tombstone_clock == "record":
+            return sql.col("timestamp_ms") + settings.delete_retention_ms <= now_ms
+        # What no run had passed before got its deadline in between, at the earliest at the earlier snapshot.
+        fresh = self._before.committed_ms + settings.delete_retention_ms <= now_ms
+        expired = (sql.col("offset") >= at.first_dirty) & sql.lit(fresh)
+        waiting = sql.lit(False)
+        for deadline in at.deadlines:
+            inside = (sql.col("offset") >= deadline.start) & (sql.col("offset") < deadline.end)
+            waiting = waiting | inside
+            expired = expired | (inside & sql.lit(deadline.deadline_ms <= now_ms))
+        return expired | ((sql.col("offset") < at.first_dirty) & ~waiting)
+
+
+def _read_rows(
+    files: SegmentFiles, segments: list[Segment], settings: TopicSettings
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                segment = segments[number]
+                with RawSegment(files, segment) as raw:
+                    last_offset = -1
+                    for group in raw.row_groups:
+                        rows = raw.rows(group)
+                        found = _row_batch(rows, segment.partition, settings, last_offset)
+                        last_offset = rows.column("offset")[-1].as_py()
+                        yield found
+
+    return run
+
+
+def _row_batch(rows: pa.Table, partition: int, settings: TopicSettings, last_offset: int) -> pa.RecordBatch:
+    count = len(rows)
+    known, versions = np.zeros(count, np.uint8), np.zeros(count, np.int64)
+    if settings.compaction_strategy == "timestamp":
+        known, versions = strategy.timestamp_versions(rows)
+    elif settings.compaction_strategy == "header":
+        name, version_format = settings.compaction_strategy_header, settings.compaction_strategy_header_format
+        assert name is not None and version_format is not None
+        known, versions = strategy.header_versions(rows.column("headers"), name, version_format)
+    offsets = rows.column("offset").to_numpy()
+    microseconds = rows.column("timestamp").cast(pa.int64()).to_numpy()
+    return pa.RecordBatch.from_pydict(
+        {
+            "partition": np.full(count, partition, np.int32),
+            "offset": offsets,
+            "key": rows.column("key").combine_chunks(),
+            "known": known.astype(np.int32),
+            "version": versions,
+            "tombstone": rows.column("value").is_null().to_numpy() & rows.column("key").is_valid().to_numpy(),
+            "timestamp_ms": microseconds // 1000,
+            "digest": pa.array(_digests(rows), pa.binary()),
+            "in_order": np.diff(offsets, prepend=last_offset) > 0,
+        }
+    )
+
+
+def _digests(rows: pa.Table) -> list[bytes]:
+    """A digest of everything that must not change, each part with its length so that none can pass for another."""
+    digests = []
+    for key, value, headers, timestamp, kind in zip(
+        rows.column("key").to_pylist(),
+        rows.column("value").to_pylist(),
+        rows.column("headers").to_pylist(),
+        rows.column("timestamp").cast(pa.int64()).to_pylist(),
+        rows.column("timestamp_type").to_pylist(),
+        strict=True,
+    ):
+        digest = hashlib.blake2b(digest_size=16)
+        for part in (key, value):
+            digest.update(b"-" if part is None else b"%d:" % len(part) + part)
+        digest.update(repr(headers).encode() if headers else b"")
+        digest.update(b"|%d|%d" % (timestamp, kind))
+        digests.append(digest.digest())
+    return digests

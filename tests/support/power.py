@@ -1,0 +1,189 @@
+"""A disk that loses what was not synced when the power is cut.
+
+`PowerCut` watches every sync that goes through `lastword.disk` and remembers what it made last: the bytes of a file,
+the names in a folder. At the cut it looks at the folder once more, and `restore` makes it what such a disk might
+hold afterwards, chosen by a seed:
+
+- of a file, the bytes up to its last sync are there; of what was written since, any part, as it was or garbled;
+- of a folder, the names that were there at its last sync; a name that came, went or was moved since, or not;
+- a folder that never was synced into the one above it, or not at all.
+
+SQLite syncs by itself: its file is as it was at the cut. Locks and leases need not outlive the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lastword import disk
+
+IN_PLACE = ("wal.state",)
+"""Files that are overwritten in place, within one sector: they are the old one or the new one."""
+
+SYNCS_BY_ITSELF = ("catalog.db", "catalog.db-journal")
+
+
+class CutError(BaseException):
+    """The power is gone: nothing after this happens."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a name in a folder leads to."""
+
+    inode: int
+    is_folder: bool
+
+
+Names = dict[str, Entry]
+
+
+@dataclass
+class Image:
+    """What a disk holds, by inode: the bytes of files, the names in folders."""
+
+    files: dict[int, bytes] = field(default_factory=dict)
+    folders: dict[int, Names] = field(default_factory=dict)
+
+
+class PowerCut:
+    """Cuts the power at the n-th sync below a folder, before or after it, if `at` is given."""
+
+    def __init__(self, folder: Path, at: int | None = None, *, seed: int = 0) -> None:
+        self.folder = folder
+        self.at = at
+        self.random = random.Random(seed)
+        self.syncs = 0
+        self.synced = Image()
+        self.last: Image | None = None
+        self._kept: dict[str, Callable[..., Any]] = {}
+        self._remember_all(folder)
+
+    # ------------------------------------------------------------------------------------------- watch
+
+    def __enter__(self) -> PowerCut:
+        for call in ("fdatasync", "fsync"):
+            self._kept[call] = getattr(disk, call)
+            setattr(disk, call, self._watched(self._kept[call]))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for call, kept in self._kept.items():
+            setattr(disk, call, kept)
+
+    def cut(self) -> None:
+        """See what is there at this moment; what happens afterwards did not happen."""
+        if self.last is None:
+            self.last = Image()
+            _look(self.folder, self.last)
+
+    def _watched(self, call: Callable[[int], None]) -> Callable[[int], None]:
+        def sync(fd: int) -> None:
+            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            if path == self.folder.parent and self.last is None:
+                _look(path, self.synced, only=self.folder.name)
+            if self.last is not None or not path.is_relative_to(self.folder):
+                # The power is gone, or it is no disk of ours.
+                return call(fd)
+            self.syncs += 1
+            is_last = self.syncs == self.at
+            if is_last and self.random.random() < 0.5:
+                self.cut()
+                raise CutError
+            self._remember(fd)
+            if is_last:
+                self.cut()
+                raise CutError
+            return None
+
+        return sync
+
+    def _remember(self, fd: int) -> None:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            self.synced.folders[status.st_ino] = _names(Path(os.readlink(f"/proc/self/fd/{fd}")))
+        else:
+            self.synced.files[status.st_ino] = Path(f"/proc/self/fd/{fd}").read_bytes()
+
+    def _remember_all(self, folder: Path) -> None:
+        """What was there before is taken to be synced; the folder above all of it is."""
+        _look(folder.parent, self.synced, only=folder.name)
+        if folder.exists():
+            _look(folder, self.synced)
+
+    # ----------------------------------------------------------------------------------------- restore
+
+    def restore(self) -> None:
+        """Make the folder what the disk might hold after the cut."""
+        assert self.last is not None
+        above = self.folder.parent.stat().st_ino
+        name = self.folder.name
+        there = {name: Entry(self.folder.stat().st_ino, True)} if self.folder.exists() else {}
+        names = self._names_after(self.synced.folders.get(above, {}), there)
+        shutil.rmtree(self.folder)
+        if name in names:
+            self._build(self.folder, names[name], self.last)
+
+    def _build(self, path: Path, entry: Entry, last: Image) -> None:
+        if entry.is_folder:
+            path.mkdir()
+            synced = self.synced.folders.get(entry.inode, {})
+            for name, each in self._names_after(synced, last.folders.get(entry.inode, {})).items():
+                self._build(path / name, each, last)
+        else:
+            path.write_bytes(self._bytes_after(path.name, entry.inode, last))
+
+    def _names_after(self, synced: Names, last: Names) -> Names:
+        held: Names = {}
+        for name in sorted({*synced, *last}):
+            before, after = synced.get(name), last.get(name)
+            if name in SYNCS_BY_ITSELF:
+                chosen = after
+            else:
+                chosen = before if before == after else self.random.choice([before, after])
+            if chosen is not None:
+                held[name] = chosen
+        return held
+
+    def _bytes_after(self, name: str, inode: int, last: Image) -> bytes:
+        synced = self.synced.files.get(inode, b"")
+        written = last.files.get(inode, synced)
+        if name in SYNCS_BY_ITSELF:
+            return written
+        if name in IN_PLACE:
+            return self.random.choice([synced, written])
+        if not written.startswith(synced):
+            # Cut off or written over since: one or the other.
+            return self.random.choice([synced, written])
+        end = self.random.randint(len(synced), len(written))
+        unsynced = bytearray(written[len(synced) : end])
+        if unsynced and self.random.random() < 0.5:
+            start = self.random.randrange(len(unsynced))
+            garbled = self.random.choice([bytes(len(unsynced) - start), self.random.randbytes(len(unsynced) - start)])
+            unsynced[start:] = garbled
+        return synced + bytes(unsynced)
+
+
+def _look(folder: Path, image: Image, only: str | None = None) -> None:
+    names = _names(folder)
+    if only is not None:
+        image.folders[folder.stat().st_ino] = {name: each for name, each in names.items() if name == only}
+        return
+    image.folders[folder.stat().st_ino] = names
+    for path in folder.iterdir():
+        if path.is_dir():
+            _look(path, image)
+        else:
+            image.files[path.stat().st_ino] = path.read_bytes()
+
+
+def _names(folder: Path) -> Names:
+    with os.scandir(folder) as entries:
+        return {entry.name: Entry(entry.inode(), entry.is_dir()) for entry in entries}
