@@ -15,24 +15,35 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lastword.batch import Compression
     from lastword.clock import Clock, SystemClock
+    from lastword.compaction.job import CompactionReport, PartitionReport
+    from lastword.compaction.plan import PartitionPlan
     from lastword.config import BrokerConfig, TopicSettings
+    from lastword.erase import EraseReport
     from lastword.errors import LastwordError
     from lastword.log import Log, MaintenanceReport, open  # noqa: A004
     from lastword.readers import Reader
     from lastword.record import RECORD_SCHEMA, NewRecord, Record, TimestampType
     from lastword.tiering import SealReport
+    from lastword.timetravel import AsOf
     from lastword.topic import PartitionDescription, RecordPosition, Topic, TopicDescription
+    from lastword.verify import VerifyReport
+    from lastword.worker import Worker
 
 __all__ = [
     "RECORD_SCHEMA",
+    "AsOf",
     "BrokerConfig",
     "Clock",
+    "CompactionReport",
     "Compression",
+    "EraseReport",
     "LastwordError",
     "Log",
     "MaintenanceReport",
     "NewRecord",
     "PartitionDescription",
+    "PartitionPlan",
+    "PartitionReport",
     "Reader",
     "Record",
     "RecordPosition",
@@ -42,19 +53,27 @@ __all__ = [
     "Topic",
     "TopicDescription",
     "TopicSettings",
+    "VerifyReport",
+    "Worker",
     "open",
 ]
 
 _HOMES = {
     "lastword.batch": ("Compression",),
     "lastword.clock": ("Clock", "SystemClock"),
+    "lastword.compaction.job": ("CompactionReport", "PartitionReport"),
+    "lastword.compaction.plan": ("PartitionPlan",),
     "lastword.config": ("BrokerConfig", "TopicSettings"),
+    "lastword.erase": ("EraseReport",),
     "lastword.errors": ("LastwordError",),
     "lastword.log": ("Log", "MaintenanceReport", "open"),
     "lastword.readers": ("Reader",),
     "lastword.record": ("RECORD_SCHEMA", "NewRecord", "Record", "TimestampType"),
     "lastword.tiering": ("SealReport",),
+    "lastword.timetravel": ("AsOf",),
     "lastword.topic": ("PartitionDescription", "RecordPosition", "Topic", "TopicDescription"),
+    "lastword.verify": ("VerifyReport",),
+    "lastword.worker": ("Worker",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

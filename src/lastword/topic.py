@@ -303,6 +303,8 @@ class Topic:
         if partition is not None:
             return self._check_partition(partition)
         if key is not None:
+            if not isinstance(key, bytes):
+                raise InvalidRecordError(f"a key is {type(key).__name__}; bytes or None are allowed")
             return partition_of(key, self.partitions)
         with self._turns_lock:
             return self._turns.next(self.partitions)
@@ -736,14 +738,22 @@ def _chunks(records: Sequence[NewRecord], batch_bytes: int) -> Iterator[Sequence
     """Records in runs that make batches of at most `batch_bytes`, but for a record that is larger by itself."""
     first, size_bytes = 0, batch.HEADER_BYTES
     for index, record in enumerate(records):
-        own_bytes = len(record.key or b"") + len(record.value or b"") + RECORD_OVERHEAD_BYTES
-        own_bytes += sum(len(name.encode()) + len(value or b"") + 10 for name, value in record.headers)
+        own_bytes = _most_bytes(record)
         if index > first and size_bytes + own_bytes > batch_bytes:
             yield records[first:index]
             first, size_bytes = index, batch.HEADER_BYTES
         size_bytes += own_bytes
     if first < len(records):
         yield records[first:]
+
+
+def _most_bytes(record: NewRecord) -> int:
+    try:
+        size_bytes = len(record.key or b"") + len(record.value or b"") + RECORD_OVERHEAD_BYTES
+        return size_bytes + sum(len(name.encode()) + len(value or b"") + 10 for name, value in record.headers)
+    except (AttributeError, TypeError, ValueError) as error:
+        # What the types rule out, or text that is no Unicode.
+        raise InvalidRecordError(f"a record can't be appended: {error}") from error
 
 
 def _payload(table: pa.Table, now_ms: int) -> pa.Table:

@@ -34,7 +34,7 @@ class Failing:
         return self.count >= self.n
 
     def __call__(self, fd: int, *rest: Any) -> Any:
-        if str(self.folder) in os.readlink(f"/proc/self/fd/{fd}"):
+        if str(self.folder) in str(Path(f"/proc/self/fd/{fd}").readlink()):
             self.count += 1
             if self.count == self.n or (self.stays_broken and self.count > self.n):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -9,10 +9,10 @@ import random
 from pathlib import Path
 
 import pytest
-
-import lastword
 from tests.support.crash import Children, Known, Running, clean_up, leftovers, named_steps
 from tests.support.crash_child import Job, broker_config
+
+import lastword
 
 SYNC_MODES = ("group", "interval:5", "none")
 

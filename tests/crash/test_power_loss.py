@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-import lastword
 from tests.support.crash import Known, Line, clean_up, leftovers
 from tests.support.crash_child import Child, Job, broker_config
 from tests.support.power import CutError, PowerCut
+
+import lastword
 
 
 class Worker(Child):
@@ -97,3 +97,14 @@ def test_without_syncs_the_log_opens_and_is_whole(folder: Path, seed: int, sync:
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_many_cuts(folder: Path, seed: int) -> None:
     lose_power(folder, seed, cuts=8)
+
+
+def test_the_catalog_makes_its_commits_last(folder: Path) -> None:
+    """SQLite's commit is the removal of its journal: it lasts only if the folder is synced after it.
+
+    The disk that forgets can't show it, because SQLite's syncs don't go through lastword.disk.
+    """
+    with lastword.open(folder) as log, log._catalog._catalog.engine.connect() as connection:
+        [(synchronous,)] = connection.exec_driver_sql("PRAGMA synchronous")
+        [(journal,)] = connection.exec_driver_sql("PRAGMA journal_mode")
+        assert (synchronous, journal) == (3, "delete")

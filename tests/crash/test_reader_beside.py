@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
-
-import lastword
 from tests.support.crash import Children, Known
 from tests.support.crash_child import READ_TOPICS, Job, broker_config
+
+import lastword
 
 
 def follow_through_kills(children: Children, folder: Path, seed: int, kills: int) -> None:
@@ -53,7 +53,9 @@ def check_what_was_read(lines: list[tuple[str, str, dict]], known: Known, log: l
             assert read, f"nothing of {name}/{partition} was read"
             assert offsets == sorted(set(offsets)), f"{name}/{partition}: out of order or twice"
             gaps = set(range(offsets[0], extent.log_end)) - set(offsets)
-            assert all(offset < extent.log_start for offset in gaps), f"{name}/{partition}: a gap at {min(gaps)}"
+            assert all(offset < extent.log_start for offset in gaps), (
+                f"{name}/{partition}: a gap at {min(gaps)}"
+            )
             assert ends[name][str(partition)] == extent.log_end
             for offset, record_name, value_checksum in read:
                 # What was read was acknowledged, or it is there now: nothing vanished after it had been seen.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.crash import Children
+from tests.support.crash_child import Job
 
 import lastword
 from lastword.errors import LockedError
-from tests.support.crash import Children
-from tests.support.crash_child import Job
 
 
 def test_the_second_writer_is_told_who_the_first_is(children: Children, folder: Path) -> None:

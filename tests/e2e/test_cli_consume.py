@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support.cli import COMMAND, Cli, Terminal
 
 import lastword
-from tests.support.cli import COMMAND, Cli, Terminal, wait_until
 
 
 @pytest.fixture
@@ -174,7 +173,7 @@ def test_damage_is_an_error_after_what_can_be_read(cli: Cli) -> None:
 def test_follow_prints_what_another_process_appends(cli: Cli) -> None:
     fill(cli, 2)
     follower = cli.spawn("consume", "t", "--follow", "--json", "--max", "5")
-    with lastword.open(cli.data) as log:
+    with follower, lastword.open(cli.data) as log:
         topic = log.topic("t")
         assert follower.stdout is not None
         seen = [json.loads(follower.stdout.readline())["value"] for _ in range(2)]
@@ -184,8 +183,8 @@ def test_follow_prints_what_another_process_appends(cli: Cli) -> None:
         topic.seal()
         topic.append("k", "c")
         seen.append(json.loads(follower.stdout.readline())["value"])
+        assert follower.wait(30) == 0
     assert seen == ["0", "1", "a", "b", "c"]
-    assert follower.wait(30) == 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -242,7 +241,7 @@ def test_a_named_reader_stopped_by_a_closed_pipe_loses_nothing(cli: Cli) -> None
 
 def test_a_full_disk_behind_stdout_is_an_error(cli: Cli) -> None:
     fill(cli, 10)
-    with open("/dev/full", "wb") as full:
+    with Path("/dev/full").open("wb") as full:
         process = cli.spawn("consume", "t", stdout=full)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (3, b"error: No space left on device\n")
@@ -256,4 +255,3 @@ def test_reading_needs_no_lock(cli: Cli) -> None:
         cli("wal", "show")
         cli("config", "show", "--topic", "t")
         cli("retention", "run", "--dry-run")
-    assert os.listdir(cli.data / "locks") != []

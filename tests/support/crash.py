@@ -20,7 +20,6 @@ from typing import Any
 
 from pyiceberg.catalog import load_catalog
 from tests.support.crash_child import (
-    CORE_TOPICS,
     NAME_HEADER,
     Job,
     broker_config,
@@ -31,7 +30,6 @@ from tests.support.crash_child import (
 
 import lastword
 from lastword.clock import SystemClock
-from lastword.errors import OffsetOutOfRangeError
 
 DEADLINE_S = 60
 REPOSITORY = Path(lastword.__file__).parents[2]
@@ -67,7 +65,9 @@ class Running:
         self._ended = False
         self.lines: list[Line] = []
 
-    def read_until(self, wanted: Callable[[Line], bool] | None = None, deadline_s: float = DEADLINE_S) -> bool:
+    def read_until(
+        self, wanted: Callable[[Line], bool] | None = None, deadline_s: float = DEADLINE_S
+    ) -> bool:
         """Read what the child says until it says what is wanted; False if it ends before."""
         deadline = time.monotonic() + deadline_s
         while not self._ended:
@@ -75,13 +75,7 @@ class Running:
             if left <= 0 or not select.select([self._fd], [], [], left)[0]:
                 self.kill()
                 raise AssertionError(f"the child {self.pid} was silent: {self.lines[-3:]}")
-            data = os.read(self._fd, 1 << 16)
-            if not data:
-                self._end()
-                return False
-            *whole, self._rest = (self._rest + data).split(b"\n")
-            new = [tuple(json.loads(line)) for line in whole]
-            self.lines += new
+            new = self._read()
             if wanted is not None and any(wanted(line) for line in new):
                 return True
         return False
@@ -91,11 +85,7 @@ class Running:
         deadline = time.monotonic() + duration_s
         while not self._ended and (left := deadline - time.monotonic()) > 0:
             if select.select([self._fd], [], [], left)[0]:
-                data = os.read(self._fd, 1 << 16)
-                if not data:
-                    return self._end()
-                *whole, self._rest = (self._rest + data).split(b"\n")
-                self.lines += [tuple(json.loads(line)) for line in whole]
+                self._read()
 
     def kill(self) -> None:
         if not self._ended:
@@ -114,6 +104,15 @@ class Running:
 
     def said(self, what: str) -> bool:
         return any(line[1] == what for line in self.lines)
+
+    def _read(self) -> list[Line]:
+        data = os.read(self._fd, 1 << 16)
+        if not data:
+            self._end()
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        new: list[Line] = [tuple(json.loads(line)) for line in whole]
+        self.lines += new
+        return new
 
     def _end(self) -> None:
         # Its locks are gone when the process is, which is a moment after its pipe.
@@ -328,9 +327,13 @@ class Known:
         records = list(topic.read(partition=partition))
         lost = {offset for at, offset in known.lost if at == partition}
         expected = [each for each in range(extent.log_start, extent.log_end) if each not in lost]
-        assert [record.offset for record in records] == expected, f"{where}: offsets {_differ(records, expected)}"
+        assert [record.offset for record in records] == expected, (
+            f"{where}: offsets {_differ(records, expected)}"
+        )
         missing = [each for each in acknowledged if each >= extent.log_end]
-        assert not missing, f"{where}: acknowledged offsets {missing[:5]} are lost; the log ends at {extent.log_end}"
+        assert not missing, (
+            f"{where}: acknowledged offsets {missing[:5]} are lost; the log ends at {extent.log_end}"
+        )
         self._check_whole(where, records, extent.log_start, lost, self.refused)
         for record in records:
             name = dict(record.headers)[NAME_HEADER]
@@ -356,15 +359,21 @@ class Known:
             assert name not in refused, f"{where}: the append {name} failed, and is at {record.offset}"
             assert name not in seen, f"{where}: {name} is there twice"
             seen.add(name)
-            assert record.value == make_value(name) and record.key == make_key(name), f"{where}: {name} is damaged"
+            assert record.value == make_value(name) and record.key == make_key(name), (
+                f"{where}: {name} is damaged"
+            )
             run, append, index, count, *_ = name.split("/")
             batches.setdefault(f"{run}/{append}", []).append((record.offset, int(index), int(count)))
         for append, places in batches.items():
             first_offset, first_index, count = places[0]
             if first_offset > log_start and not lost:
-                assert first_index == 0 and len(places) == count, f"{where}: {append} is there in part: {places}"
+                assert first_index == 0 and len(places) == count, (
+                    f"{where}: {append} is there in part: {places}"
+                )
             steps = [(offset - first_offset, index - first_index) for offset, index, _ in places]
-            assert lost or steps == [(each, each) for each in range(len(places))], f"{where}: {append} is out of order"
+            assert lost or steps == [(each, each) for each in range(len(places))], (
+                f"{where}: {append} is out of order"
+            )
 
 
 def _text(key: bytes | None) -> str | None:
@@ -446,15 +455,3 @@ def _files_of_wal(folder: Path, identifier: tuple[str, ...], topic_id: str) -> s
         # Kept for people to look at, and removed after some days.
         named |= set((partition / "aside").glob("*"))
     return named
-
-
-__all__ = [
-    "CORE_TOPICS",
-    "Children",
-    "Known",
-    "OffsetOutOfRangeError",
-    "clean_up",
-    "leftovers",
-    "memory_folder",
-    "named_steps",
-]

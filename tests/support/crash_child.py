@@ -373,7 +373,7 @@ def failing_disk(what: str, where: str) -> Iterator[None]:
     kept = getattr(disk, what)
 
     def fail(fd: int, *rest: Any) -> Any:
-        if where in os.readlink(f"/proc/self/fd/{fd}"):
+        if where in str(Path(f"/proc/self/fd/{fd}").readlink()):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return kept(fd, *rest)
 

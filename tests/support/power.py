@@ -86,7 +86,7 @@ class PowerCut:
 
     def _watched(self, call: Callable[[int], None]) -> Callable[[int], None]:
         def sync(fd: int) -> None:
-            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            path = Path(f"/proc/self/fd/{fd}").readlink()
             if path == self.folder.parent and self.last is None:
                 _look(path, self.synced, only=self.folder.name)
             if self.last is not None or not path.is_relative_to(self.folder):
@@ -108,7 +108,7 @@ class PowerCut:
     def _remember(self, fd: int) -> None:
         status = os.fstat(fd)
         if stat.S_ISDIR(status.st_mode):
-            self.synced.folders[status.st_ino] = _names(Path(os.readlink(f"/proc/self/fd/{fd}")))
+            self.synced.folders[status.st_ino] = _names(Path(f"/proc/self/fd/{fd}").readlink())
         else:
             self.synced.files[status.st_ino] = Path(f"/proc/self/fd/{fd}").read_bytes()
 
@@ -166,7 +166,9 @@ class PowerCut:
         unsynced = bytearray(written[len(synced) : end])
         if unsynced and self.random.random() < 0.5:
             start = self.random.randrange(len(unsynced))
-            garbled = self.random.choice([bytes(len(unsynced) - start), self.random.randbytes(len(unsynced) - start)])
+            garbled = self.random.choice(
+                [bytes(len(unsynced) - start), self.random.randbytes(len(unsynced) - start)]
+            )
             unsynced[start:] = garbled
         return synced + bytes(unsynced)
 

@@ -185,11 +185,19 @@ WAYS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def shared_log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:
+    """One for all cases, which have a topic each: opening one for each would take most of the time."""
+    with open_log(tmp_path_factory.mktemp("state") / "data", ManualClock()) as log:
+        yield log
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
-def test_the_winner_of_each_key(log: Log, name: str, way: str) -> None:
+def test_the_winner_of_each_key(shared_log: Log, name: str, way: str) -> None:
     config, records, expected = CASES[name]
-    topic = log.create_topic("t", config={"cleanup.policy": "compact"} | config)
+    topic_name = f"{list(CASES).index(name)}-{list(WAYS).index(way)}"
+    topic = shared_log.create_topic(topic_name, config={"cleanup.policy": "compact"} | config)
     for index, each in enumerate(records):
         topic.append_many([each])
         if WAYS[way](index, len(records)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.options import Session, command, group
+from lastword.cli.options import SETTINGS_FILE, Session, command, group
 from lastword.cli.output import styled, table
 
 if TYPE_CHECKING:
@@ -54,9 +54,8 @@ def show(
 def _broker_settings(session: Session) -> list[EffectiveSetting]:
     # Not by opening the log: the settings can be looked at before there is one.
     from lastword.config import BrokerConfig
-    from lastword.log import CONFIG_FILE
 
-    own = session.data_folder / CONFIG_FILE
+    own = session.data_folder / SETTINGS_FILE
     return BrokerConfig.load(session.config or (own if own.exists() else None)).explain()
 
 

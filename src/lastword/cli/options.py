@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 DATA_VARIABLE = "LASTWORD_DATA"
 DEBUG_VARIABLE = "LASTWORD_DEBUG"
 DEFAULT_DATA = "lastword-data"
+SETTINGS_FILE = "lastword.yaml"
+"""As lastword.log.CONFIG_FILE, which takes a second to import."""
 
 DataOption = Annotated[
     Path | None,
@@ -42,7 +44,7 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="Settings file [lastword.yaml in the data folder, if there is one].",
+        help=f"Settings file [{SETTINGS_FILE} in the data folder, if there is one].",
         show_default=False,
     ),
 ]

@@ -7,7 +7,6 @@ questions and progress go to stderr.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -95,8 +94,7 @@ class _BarProgress(Progress):
 def make_console(stream: TextIO) -> Console:
     from rich.console import Console
 
-    is_terminal = stream.isatty()
-    width = None if is_terminal or os.environ.get("COLUMNS") else UNBOUNDED_WIDTH
+    width = None if stream.isatty() else UNBOUNDED_WIDTH
     # No markup: a record or a path may have square brackets.
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 

@@ -15,9 +15,10 @@ from lastword.clock import monotonic_s
 from lastword.compaction import kernels
 from lastword.compaction.keyset import SetTooLargeError, Share
 from lastword.compaction.plan import MAX_SHARES, Way
+from lastword.compaction.rules import oldest_of_all
 from lastword.compaction.survivors import Mask, Survivors, finish, pack, unpack
 from lastword.compaction.unit import Outcome, Unit
-from lastword.errors import LastwordError, UnavailableError
+from lastword.errors import LastwordError
 
 MAX_INLINE_SHARES = 1024
 
@@ -115,11 +116,6 @@ def join(unit: Unit, results: Sequence[Result], duration_s: float) -> Result:
     outcomes = [each for each in results if isinstance(each, Outcome)]
     if len(outcomes) < len(results):
         return next(each for each in results if not isinstance(each, Outcome))
-    oldest = [
-        each.oldest_examined_tombstone_ms
-        for each in outcomes
-        if each.oldest_examined_tombstone_ms is not None
-    ]
     return Outcome(
         topic=unit.topic,
         partition=unit.partition,
@@ -129,7 +125,7 @@ def join(unit: Unit, results: Sequence[Result], duration_s: float) -> Result:
         read_bytes=sum(each.read_bytes for each in outcomes),
         duration_s=duration_s,
         examined=tuple(path for each in outcomes for path in each.examined),
-        oldest_examined_tombstone_ms=min(oldest, default=None),
+        oldest_examined=oldest_of_all(each.oldest_examined for each in outcomes),
     )
 
 
@@ -158,9 +154,9 @@ class InlineEngine:
             if not isinstance(result, TooLarge):
                 return result
             shares *= 2
-        raise UnavailableError(
-            f"The keys of {job.unit.topic!r} partition {job.unit.partition} don't fit into "
-            f"{job.unit.max_set_bytes} bytes even in {MAX_INLINE_SHARES} rounds; raise compaction.task.memory.bytes."
+        return Failure(
+            message=f"its keys don't fit into {job.unit.max_set_bytes} bytes even in {MAX_INLINE_SHARES} rounds; "
+            f"raise compaction.task.memory.bytes"
         )
 
     def _run_shares(self, unit: Unit, shares: int) -> Result:

@@ -26,7 +26,7 @@ from lastword.compaction import rules as rule
 from lastword.compaction.engine import Engine, Failure, Job, Result, TooLarge, next_way
 from lastword.compaction.kernels import read_progress
 from lastword.compaction.plan import PartitionPlan, PartitionView, Reason, Way
-from lastword.compaction.rules import ReaderHold
+from lastword.compaction.rules import OldestTombstones, ReaderHold
 from lastword.compaction.unit import Outcome, Unit
 from lastword.config import BrokerConfig, TopicSettings
 from lastword.errors import LastwordError
@@ -58,6 +58,8 @@ class Target:
     settings: TopicSettings
     log_ends: Mapping[int, int]
     holds: Mapping[int, ReaderHold] = field(default_factory=dict)
+    looked_ms: int | None = None
+    """When `log_ends` were read, or before; None: just now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,7 @@ def plan_target(
     estimates: bool = False,
 ) -> list[PartitionPlan]:
     """What is due in a topic now. With `estimates`, also what it would reclaim, from the segments' sketches."""
+    now_ms = clock.now_ms()
     snapshot = target.table.snapshot()
     segments = target.table.plan(snapshot)
     views = [
@@ -133,6 +136,7 @@ def plan_target(
             segments=tuple(segment for segment in segments if segment.partition == partition),
             log_end=target.log_ends.get(partition, at.sealed_end),
             hold=target.holds.get(partition, ReaderHold()),
+            looked_ms=target.looked_ms,
         )
         for partition, at in enumerate(snapshot.positions)
         if partitions is None or partition in partitions
@@ -142,7 +146,7 @@ def plan_target(
         snapshot.topic.name,
         views,
         target.settings,
-        clock.now_ms(),
+        now_ms,
         distinct=Sketches(target.table.files).distinct_keys if estimates or by_records else None,
         asked_for=asked_for,
         force=force,
@@ -188,10 +192,12 @@ class Compactor:
                 ]
             planned.sort(key=lambda each: planning.urgency(each.plan))
             watch = _Watch(planned, progress)
-            for start in range(0, len(planned), self._wave):
+            # Nothing to do must not start an engine.
+            wave = self._wave if planned else 1
+            for start in range(0, len(planned), wave):
                 if stop():
                     break
-                for report in self._run_wave(planned[start : start + self._wave], watch):
+                for report in self._run_wave(planned[start : start + wave], watch):
                     reports[report.topic, report.partition] = report
             watch.finish()
         finally:
@@ -230,6 +236,9 @@ class Compactor:
         return _Planned(plan=plan, target=target, lease=lease, job=Job(unit=unit, way=way, shares=shares))
 
     def _choose_way(self, plan: PartitionPlan, target: Target) -> tuple[Way, int]:
+        if not plan.keyed:
+            # No set of keys is needed, and the result is one segment.
+            return "one stage", 1
         only_dirty = plan.rules.strategy == "offset" and not plan.positions.spared
         inserted = [
             segment
@@ -303,11 +312,11 @@ class Compactor:
 
     def _commit(self, target: Target, done: Sequence[_Done]) -> tuple[list[PartitionReport], list[_Done]]:
         """Commit the outcomes whose segments are all still there; the reports, and the outcomes that are stale."""
-        for each in done:
-            each.planned.lease.check()
         now_ms = self._clock.now_ms()
 
         def attempt() -> tuple[Snapshot, list[_Done], list[_Done]]:
+            for each in done:
+                each.planned.lease.check()
             base = target.table.snapshot()
             live = {segment.path for segment in target.table.plan(base)}
             fitting = [each for each in done if _fits(each, base, live)]
@@ -318,8 +327,10 @@ class Compactor:
                 )
                 for each in fitting
             }
-            if not fitting or base.topic.deleted:
+            if base.topic.deleted:
                 return base, [], []
+            if not fitting:
+                return base, [], stale
             removed = [segment for each in fitting for segment in each.outcome.removed]
             added = [segment for each in fitting for segment in each.outcome.added]
             reports = [_report(each) for each in fitting]
@@ -347,8 +358,14 @@ class Compactor:
 def _fits(done: _Done, base: Snapshot, live: set[str]) -> bool:
     plan = done.planned.plan
     at = base.positions[plan.partition]
-    return at.first_dirty == plan.positions.first_dirty and all(
-        segment.path in live for segment in plan.segments
+    # What has fallen below the log start meanwhile may have beaten records behind it, which must stay then.
+    competitors_are_there = (
+        plan.rules.strategy == "offset" or not plan.keyed or at.log_start == plan.positions.log_start
+    )
+    return (
+        competitors_are_there
+        and at.first_dirty == plan.positions.first_dirty
+        and all(segment.path in live for segment in plan.segments)
     )
 
 
@@ -362,17 +379,19 @@ def _moved(at: Positions, done: _Done, settings: TopicSettings, now_ms: int) -> 
     dirty = [segment for segment in plan.segments if segment.last_offset >= plan.positions.first_dirty]
     runs = at.runs
     if settings.compaction_strategy in ("timestamp", "header"):
-        runs = (*at.runs, (now_ms, plan.log_end))[-planning.MAX_RUNS_KEPT :]
+        runs = rule.next_runs(
+            at.runs, plan.seen, compactable_end=plan.compactable_end, most=planning.MAX_RUNS_KEPT
+        )
     return replace(
         at,
-        first_dirty=max(at.first_dirty, plan.new_first_dirty),
+        first_dirty=max(at.first_dirty, plan.compactable_end),
         deadlines=rule.next_deadlines(
             settings,
             at,
             plan.rules,
-            new_first_dirty=plan.new_first_dirty,
+            compactable_end=plan.compactable_end,
             dirty_tombstones=any(segment.null_values for segment in dirty),
-            oldest_tombstone_ms=_oldest_tombstone_ms(outcome),
+            left_behind=_left_behind(plan, outcome, settings),
             now_ms=now_ms,
         ),
         runs=runs,
@@ -381,21 +400,23 @@ def _moved(at: Positions, done: _Done, settings: TopicSettings, now_ms: int) -> 
     )
 
 
-def _oldest_tombstone_ms(outcome: Outcome) -> int | None:
-    """A lower bound of the timestamps of the tombstones that are left."""
-    rewritten = {
-        each.added.path: each.oldest_tombstone_ms for each in outcome.rewritten if each.added is not None
-    }
-    found: list[int] = []
+def _left_behind(plan: PartitionPlan, outcome: Outcome, settings: TopicSettings) -> OldestTombstones:
+    """Lower bounds of the timestamps of the tombstones that are left."""
+    known = {segment.path for segment in outcome.added} | set(outcome.examined)
+    found = [outcome.oldest_examined, *(each.oldest for each in outcome.rewritten)]
     for segment in outcome.left:
-        if segment.path in rewritten:
-            oldest_ms = rewritten[segment.path]
-            found += [oldest_ms] if oldest_ms is not None else []
-        elif segment.path not in outcome.examined and segment.null_values:
-            found.append(segment.min_timestamp_ms)
-    if outcome.oldest_examined_tombstone_ms is not None:
-        found.append(outcome.oldest_examined_tombstone_ms)
-    return min(found, default=None)
+        if segment.path not in known and segment.null_values:
+            # It is clean: what the runs before knew still holds for it.
+            found += [
+                rule.oldest_within(
+                    plan.rules,
+                    max(deadline.start, segment.first_offset),
+                    min(deadline.end, segment.last_offset + 1),
+                    max(segment.min_timestamp_ms, deadline.deadline_ms - settings.delete_retention_ms),
+                )
+                for deadline in plan.positions.deadlines
+            ]
+    return rule.oldest_of_all(found)
 
 
 def _report(done: _Done) -> PartitionReport:

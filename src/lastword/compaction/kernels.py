@@ -20,6 +20,7 @@ from lastword.clock import monotonic_s
 from lastword.compaction import grouping
 from lastword.compaction.grouping import Member
 from lastword.compaction.rewrite import Examined, Part, rewrite
+from lastword.compaction.rules import oldest_of_all
 from lastword.compaction.survivors import Mask, Survivors
 from lastword.compaction.unit import Outcome, Rewritten, Unit
 
@@ -76,7 +77,6 @@ def outcome(
 ) -> Outcome:
     rewritten = tuple(each for each in results if isinstance(each, Rewritten))
     examined = [each for each in results if isinstance(each, Examined)]
-    oldest = [each.oldest_tombstone_ms for each in examined if each.oldest_tombstone_ms is not None]
     return Outcome(
         topic=unit.topic,
         partition=unit.partition,
@@ -89,7 +89,7 @@ def outcome(
         duration_s=duration_s,
         peak_set_bytes=set_bytes,
         examined=tuple(each.segment.path for each in examined),
-        oldest_examined_tombstone_ms=min(oldest, default=None),
+        oldest_examined=oldest_of_all(each.oldest for each in examined),
     )
 
 
@@ -139,7 +139,7 @@ def _member(unit: Unit, index: int, mask: Mask) -> Member:
     return Member(
         index=index,
         expected_bytes=segment.size_bytes if spared else segment.size_bytes * kept // segment.records,
-        free_to_join=loses or not unit.is_clean(segment),
+        free_to_join=loses or not unit.keyed or not unit.is_clean(segment),
         min_timestamp_ms=segment.min_timestamp_ms,
         max_timestamp_ms=segment.max_timestamp_ms,
     )
@@ -192,7 +192,7 @@ class _Workers:
                 except queue.Empty:
                     break
                 if parts is not None:
-                    self._do(parts)
+                    self._try(parts)
         else:
             self._error = self._error or RuntimeError("stopped")
         for _ in self._threads:
@@ -204,12 +204,14 @@ class _Workers:
 
     def _run(self) -> None:
         while (parts := self._queue.get()) is not None:
-            if self._error is not None:
-                continue
-            try:
-                self._do(parts)
-            except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
-                self._error = error
+            if self._error is None:
+                self._try(parts)
+
+    def _try(self, parts: list[Part]) -> None:
+        try:
+            self._do(parts)
+        except BaseException as error:  # noqa: BLE001 - raised again when all threads have ended
+            self._error = self._error or error
 
 
 class Progress:

@@ -269,7 +269,25 @@ def _contest(ordinals, known, versions, first_row, best_row, best_known, best_ve
             best_version[ordinal] = versions[index]
 
 
+@njit(nogil=True, cache=True)
+def _hash_rows(data, offsets, valid, seed, hashes):
+    for row in range(len(offsets) - 1):
+        if len(valid) > 0 and valid[row] == 0:
+            hashes[row] = _MULTIPLIERS[2]
+        else:
+            start = np.int64(offsets[row])
+            hashes[row] = _hash(data, start, np.int64(offsets[row + 1]) - start, seed)
+
+
 # ---------------------------------------------------------------------------------------- for callers
+
+
+def hash_rows(column: pa.Array, seed: int) -> npt.NDArray[np.uint64]:
+    """A hash of each row of a binary or text column; null has one of its own."""
+    hashes = np.empty(len(column), np.uint64)
+    data, offsets, valid = _buffers(column)
+    _hash_rows(data, offsets, valid, _U64(seed), hashes)
+    return hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +315,11 @@ class KeySet:
     ) -> None:
         self._seed = _U64(seed & 0xFFFF_FFFF_FFFF_FFFF)
         self._share = share or Share()
-        expected_keys = max(1024, expected_keys // self._share.count)
+        expected_keys = expected_keys // self._share.count
+        if max_bytes is not None:
+            # Slots and arena, each with room to grow once.
+            expected_keys = min(expected_keys, max_bytes // (4 * _TYPICAL_ENTRY_BYTES))
+        expected_keys = max(64, expected_keys)
         self._slots = np.zeros(1 << (expected_keys * 5 // 3).bit_length(), np.uint64)
         self._arena = np.empty(expected_keys * _TYPICAL_ENTRY_BYTES, np.uint8)
         self._max_bytes = max_bytes
@@ -335,14 +357,7 @@ class KeySet:
     ) -> None:
         if len(keys) == 0:
             return
-        _, offset_buffer, data_buffer = keys.buffers()
-        offsets = np.frombuffer(offset_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
-        data = (
-            np.frombuffer(data_buffer, np.uint8) if data_buffer is not None and data_buffer.size else _NOTHING
-        )
-        valid = (
-            keys.is_valid().cast(pa.uint8()).to_numpy(zero_copy_only=False) if keys.null_count else _NOTHING
-        )
+        data, offsets, valid = _buffers(keys)
         while True:
             outcome = _absorb(
                 data,
@@ -417,3 +432,15 @@ class BestVersions:
 
 _NOTHING: Final = np.empty(0, np.uint8)
 _NO_ORDINALS: Final = np.empty(0, np.int64)
+
+
+def _buffers(column: pa.Array) -> tuple[_Bytes, npt.NDArray[np.int32], _Bytes]:
+    """The bytes of a binary column, where each row begins, and which rows are not null (nothing: all)."""
+    _, offset_buffer, data_buffer = column.buffers()
+    if offset_buffer is None:
+        return _NOTHING, np.zeros(len(column) + 1, np.int32), _NOTHING
+    offsets = np.frombuffer(offset_buffer, np.int32)[column.offset : column.offset + len(column) + 1]
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None and data_buffer.size else _NOTHING
+    if not column.null_count:
+        return data, offsets, _NOTHING
+    return data, offsets, column.is_valid().cast(pa.uint8()).to_numpy(zero_copy_only=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lastword.compaction import rules as rule
@@ -46,6 +46,8 @@ class PartitionView:
     segments: tuple[Segment, ...]
     log_end: int
     hold: ReaderHold
+    looked_ms: int | None = None
+    """When `log_end` was read, or before; None: just now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +70,10 @@ class PartitionPlan:
     dirty_ratio: float
     positions: Positions
     segments: tuple[Segment, ...]
-    new_first_dirty: int
-    log_end: int
+    compactable_end: int
+    """Everything sealed below it goes through this run."""
+    seen: tuple[int, int]
+    """When the log was looked at, and its end then."""
     rules: Rules
     keyed: bool
     estimate: Estimate | None = None
@@ -91,6 +95,9 @@ class PartitionPlan:
 
 def compactable(segments: Sequence[Segment], settings: TopicSettings, now_ms: int) -> tuple[Segment, ...]:
     """The segments of a partition, in offset order, before the first that min.compaction.lag.ms holds back."""
+    if settings.min_compaction_lag_ms == 0:
+        # Also records whose timestamps lie ahead are not held back.
+        return tuple(segments)
     return tuple(
         itertools.takewhile(
             lambda segment: now_ms - segment.max_timestamp_ms >= settings.min_compaction_lag_ms, segments
@@ -154,16 +161,22 @@ def _propose_partition(
     force: bool,
 ) -> PartitionPlan | None:
     if not settings.compacts:
-        return _propose_join(topic, view, settings)
+        return _propose_join(topic, view, settings, now_ms)
     at = view.positions
     ready = compactable(view.segments, settings, now_ms)
     if not ready:
         return None
     # Everything up to the next segment has been through this run, also where the last records are gone.
     following = view.segments[len(ready)].first_offset if len(ready) < len(view.segments) else at.sealed_end
-    new_first_dirty = max(at.first_dirty, following)
+    seen = (now_ms if view.looked_ms is None else view.looked_ms, view.log_end)
     rules = rule.rules_for(
-        settings, at, compactable_end=new_first_dirty, log_end=view.log_end, hold=view.hold, now_ms=now_ms
+        settings,
+        at,
+        compactable_end=following,
+        all_compactable=len(ready) == len(view.segments),
+        seen=seen,
+        hold=view.hold,
+        now_ms=now_ms,
     )
     ratio = dirty_ratio(view.segments, at, settings, now_ms, distinct)
     reason = _reason(ready, at, settings, rules, ratio, now_ms, asked_for)
@@ -178,8 +191,8 @@ def _propose_partition(
         dirty_ratio=ratio,
         positions=at,
         segments=ready,
-        new_first_dirty=new_first_dirty,
-        log_end=view.log_end,
+        compactable_end=following,
+        seen=seen,
         rules=rules,
         keyed=True,
         estimate=None if distinct is None else estimate(ready, distinct),
@@ -202,11 +215,7 @@ def _reason(
             return "max.compaction.lag.ms"
         if ratio >= settings.min_cleanable_dirty_ratio:
             return "min.cleanable.dirty.ratio"
-    if settings.tombstone_clock == "record":
-        could_go = any(each.deadline_ms <= now_ms for each in at.deadlines)
-    else:
-        could_go = bool(rules.expiring)
-    if could_go and _has_expiring(ready, rules):
+    if _has_expiring(ready, rules):
         return "tombstones"
     if asked_for and (dirty or at.spared):
         return "asked for"
@@ -214,14 +223,17 @@ def _reason(
 
 
 def _has_expiring(ready: Sequence[Segment], rules: Rules) -> bool:
+    due = replace(rules, expiring=tuple(each for each in rules.expiring if each.due))
     return any(
         segment.null_values
-        and rule.may_expire(rules, segment.first_offset, segment.last_offset, segment.min_timestamp_ms)
+        and rule.may_expire(due, segment.first_offset, segment.last_offset, segment.min_timestamp_ms)
         for segment in ready
     )
 
 
-def _propose_join(topic: str, view: PartitionView, settings: TopicSettings) -> PartitionPlan | None:
+def _propose_join(
+    topic: str, view: PartitionView, settings: TopicSettings, now_ms: int
+) -> PartitionPlan | None:
     """Under `delete` alone: join runs of small neighbours, within a span of segment.ms so that retention can go on."""
     run: list[Segment] = []
     for segment in view.segments:
@@ -244,8 +256,8 @@ def _propose_join(topic: str, view: PartitionView, settings: TopicSettings) -> P
         dirty_ratio=0.0,
         positions=at,
         segments=tuple(run),
-        new_first_dirty=at.first_dirty,
-        log_end=view.log_end,
+        compactable_end=at.first_dirty,
+        seen=(now_ms, view.log_end),
         rules=Rules(
             strategy=settings.compaction_strategy,
             header=None,

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lastword.compaction import rules as rule
+from lastword.compaction.rules import OldestTombstones
 from lastword.compaction.survivors import Mask, milliseconds
 from lastword.compaction.unit import Rewritten, Unit
 from lastword.segments.parquet import SegmentFileWriter
@@ -35,7 +36,7 @@ class Examined:
     """A segment that stays as it is although tombstones of it might have gone."""
 
     segment: Segment
-    oldest_tombstone_ms: int | None
+    oldest: OldestTombstones
     read_bytes: int
 
 
@@ -43,20 +44,25 @@ def rewrite(unit: Unit, parts: Sequence[Part]) -> Rewritten | Examined | None:
     """Write what survives of neighbouring segments, in offset order, as one; None if nothing needs to be written."""
     removed = 0
     read_bytes = 0
-    oldest: int | None = None
+    oldest: list[OldestTombstones] = []
+    stays = len(parts) == 1 and bool(parts[0].mask.all())
     for part in parts:
-        if _may_expire(unit, part.segment) and part.mask.any():
+        if part.mask.any() and (
+            _may_expire(unit, part.segment) or (stays and _must_tell_oldest(unit, part.segment))
+        ):
             with RawSegment(unit.files, part.segment) as raw:
-                gone, left_ms = _drop_tombstones(unit, raw, part.mask)
+                gone, left = _drop_tombstones(unit, raw, part.mask)
                 read_bytes += raw.read_bytes
             removed += gone
-            oldest = min((each for each in (oldest, left_ms) if each is not None), default=None)
-    if len(parts) == 1 and parts[0].mask.all():
+            oldest.append(left)
+    if stays and not removed:
         if read_bytes:
-            return Examined(segment=parts[0].segment, oldest_tombstone_ms=oldest, read_bytes=read_bytes)
+            return Examined(
+                segment=parts[0].segment, oldest=rule.oldest_of_all(oldest), read_bytes=read_bytes
+            )
         return None
     first = parts[0].segment
-    tombstones = _Tombstones()
+    tombstones = _Tombstones(unit)
     with unit.files.writer(first.partition, first.first_offset, unit.job_id) as writer:
         for part in parts:
             if part.mask.any():
@@ -69,7 +75,7 @@ def rewrite(unit: Unit, parts: Sequence[Part]) -> Rewritten | Examined | None:
         removed=tuple(part.segment for part in parts),
         added=added,
         tombstones_removed=removed,
-        oldest_tombstone_ms=tombstones.oldest_ms,
+        oldest=tombstones.oldest,
         read_bytes=read_bytes,
     )
 
@@ -93,10 +99,15 @@ def _may_expire(unit: Unit, segment: Segment) -> bool:
     )
 
 
-def _drop_tombstones(unit: Unit, raw: RawSegment, mask: Mask) -> tuple[int, int | None]:
-    """Take tombstones that may go out of the mask; how many, and the lowest timestamp of those that stay."""
+def _must_tell_oldest(unit: Unit, segment: Segment) -> bool:
+    """Whether somebody has to look how old the tombstones of a segment are, that no run has looked at yet."""
+    return unit.rules.tombstone_clock == "record" and segment.null_values > 0 and not unit.is_clean(segment)
+
+
+def _drop_tombstones(unit: Unit, raw: RawSegment, mask: Mask) -> tuple[int, OldestTombstones]:
+    """Take tombstones that may go out of the mask; how many, and the lowest timestamps of those that stay."""
     removed = 0
-    oldest: int | None = None
+    oldest: list[OldestTombstones] = []
     for group in raw.row_groups:
         own = mask[group.first_row : group.first_row + group.rows]
         if group.null_values == 0 or not own.any():
@@ -104,13 +115,12 @@ def _drop_tombstones(unit: Unit, raw: RawSegment, mask: Mask) -> tuple[int, int 
         columns = raw.columns(["offset", "timestamp", "key", "value"], [group])
         rows = _tombstone_rows(columns, own)
         timestamps_ms = milliseconds(columns.column("timestamp"))[rows]
-        gone = rule.drops_tombstones(unit.rules, columns.column("offset").to_numpy()[rows], timestamps_ms)
+        offsets = columns.column("offset").to_numpy()[rows]
+        gone = rule.drops_tombstones(unit.rules, offsets, timestamps_ms)
         own[rows[gone]] = 0
         removed += int(gone.sum())
-        if not gone.all():
-            left_ms = int(timestamps_ms[~gone].min())
-            oldest = left_ms if oldest is None else min(oldest, left_ms)
-    return removed, oldest
+        oldest.append(rule.oldest(unit.rules, offsets[~gone], timestamps_ms[~gone]))
+    return removed, rule.oldest_of_all(oldest)
 
 
 def _tombstone_rows(columns: pa.Table, mask: Mask) -> npt.NDArray[np.int64]:
@@ -119,14 +129,18 @@ def _tombstone_rows(columns: pa.Table, mask: Mask) -> npt.NDArray[np.int64]:
 
 
 class _Tombstones:
-    """The lowest timestamp of the tombstones that are written."""
+    """The lowest timestamps of the tombstones that are written."""
 
-    def __init__(self) -> None:
-        self.oldest_ms: int | None = None
+    def __init__(self, unit: Unit) -> None:
+        self._rules = unit.rules
+        self.oldest = OldestTombstones()
 
     def look_at(self, rows: pa.Table) -> None:
         if rows.column("value").null_count:
             found = _tombstone_rows(rows, np.ones(len(rows), np.uint8))
-            if len(found):
-                oldest = int(milliseconds(rows.column("timestamp"))[found].min())
-                self.oldest_ms = oldest if self.oldest_ms is None else min(self.oldest_ms, oldest)
+            own = rule.oldest(
+                self._rules,
+                rows.column("offset").to_numpy()[found],
+                milliseconds(rows.column("timestamp"))[found],
+            )
+            self.oldest = rule.oldest_of_all([self.oldest, own])

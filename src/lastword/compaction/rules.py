@@ -7,9 +7,9 @@ another record of its key it goes; a tombstone that may go goes; older than rete
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,18 @@ class Expiring:
     start: int
     end: int
     before_ms: int = _FOREVER_MS
+    due: bool = True
+    """Whether there may be one, as far as the last run knew."""
+
+
+class OldestTombstones(NamedTuple):
+    """The lowest timestamp of the tombstones that no reader holds, and of those that one does; None: there is none."""
+
+    free_ms: int | None = None
+    held_ms: int | None = None
+
+
+NO_TOMBSTONES = OldestTombstones()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +52,9 @@ class Rules:
     expiring: tuple[Expiring, ...]
     retention_before_ms: int | None
     """Records with an older timestamp go; None where no record goes by age."""
+    tombstone_clock: Literal["compaction", "record"] = "compaction"
+    held_from: int = _FOREVER_MS
+    """Tombstones from this offset on wait for a reader."""
 
     @property
     def may_drop_winners(self) -> bool:
@@ -60,22 +75,34 @@ def rules_for(
     at: Positions,
     *,
     compactable_end: int,
-    log_end: int,
+    all_compactable: bool,
+    seen: tuple[int, int],
     hold: ReaderHold,
     now_ms: int,
 ) -> Rules:
-    """The rules of a run that begins now and passes everything below `compactable_end`."""
+    """The rules of a run that begins now and passes everything below `compactable_end`.
+
+    `all_compactable` says that nothing is sealed beyond it; `seen` is when the log was looked at, and its end then.
+    """
     return Rules(
         strategy=settings.compaction_strategy,
         header=settings.compaction_strategy_header,
         header_format=settings.compaction_strategy_header_format,
         log_start=at.log_start,
         expiring=expiring(
-            settings, at, compactable_end=compactable_end, log_end=log_end, hold=hold, now_ms=now_ms
+            settings,
+            at,
+            compactable_end=compactable_end,
+            all_compactable=all_compactable,
+            seen=seen,
+            hold=hold,
+            now_ms=now_ms,
         ),
         retention_before_ms=(
             now_ms - settings.retention_ms if settings.deletes and settings.retention_ms is not None else None
         ),
+        tombstone_clock=settings.tombstone_clock,
+        held_from=hold.position,
     )
 
 
@@ -84,34 +111,38 @@ def expiring(
     at: Positions,
     *,
     compactable_end: int,
-    log_end: int,
+    all_compactable: bool,
+    seen: tuple[int, int],
     hold: ReaderHold,
     now_ms: int,
 ) -> tuple[Expiring, ...]:
     """Where tombstones may go now. Only those that an earlier run has passed: they linger at least one round."""
-    latest_ms = _latest_safe_expiry(
-        settings, at, compactable_end=compactable_end, log_end=log_end, now_ms=now_ms
-    )
+    if settings.compaction_strategy != "offset" and not all_compactable:
+        # A tombstone may beat records behind it: one in a segment that this run leaves alone would come back.
+        return ()
+    latest_ms = _latest_safe_expiry(settings, at, compactable_end=compactable_end, seen=seen, now_ms=now_ms)
     found: list[Expiring] = []
     for deadline in at.deadlines:
         start, end = deadline.start, min(deadline.end, at.first_dirty, compactable_end)
         split = min(max(hold.position, start), end)
+        expired = deadline.deadline_ms <= latest_ms
+        held_too_long = expired and deadline.deadline_ms + hold.max_ms < now_ms
         if settings.tombstone_clock == "compaction":
-            if deadline.deadline_ms <= latest_ms:
+            if expired:
                 found.append(Expiring(start=start, end=split))
-            if deadline.deadline_ms + hold.max_ms < min(now_ms, latest_ms + hold.max_ms):
+            if held_too_long:
                 found.append(Expiring(start=split, end=end))
         else:
             # A tombstone expires delete.retention.ms after its own timestamp; `before_ms` is exclusive.
             before_ms = latest_ms - settings.delete_retention_ms + 1
-            found.append(Expiring(start=start, end=split, before_ms=before_ms))
+            found.append(Expiring(start=start, end=split, before_ms=before_ms, due=expired))
             held_before_ms = min(before_ms, now_ms - settings.delete_retention_ms - hold.max_ms)
-            found.append(Expiring(start=split, end=end, before_ms=held_before_ms))
+            found.append(Expiring(start=split, end=end, before_ms=held_before_ms, due=held_too_long))
     return tuple(each for each in found if each.start < each.end)
 
 
 def _latest_safe_expiry(
-    settings: TopicSettings, at: Positions, *, compactable_end: int, log_end: int, now_ms: int
+    settings: TopicSettings, at: Positions, *, compactable_end: int, seen: tuple[int, int], now_ms: int
 ) -> int:
     """The latest expiry of a tombstone that may go now.
 
@@ -121,8 +152,24 @@ def _latest_safe_expiry(
     """
     if settings.compaction_strategy in ("offset", "first"):
         return now_ms
-    seen = [*at.runs, (now_ms, log_end)]
-    return max((time_ms for time_ms, end in seen if end <= compactable_end), default=-1)
+    return max((time_ms for time_ms, end in (*at.runs, seen) if end <= compactable_end), default=-1)
+
+
+def next_runs(
+    runs: Sequence[tuple[int, int]], seen: tuple[int, int], *, compactable_end: int, most: int
+) -> tuple[tuple[int, int], ...]:
+    """The runs to remember after one. Of those that saw nothing beyond what is compactable the last one is enough.
+
+    Where there are too many others, those with near neighbours go first, so that what is left reaches as far back
+    as min.compaction.lag.ms, however often runs are made.
+    """
+    left = [*runs, seen]
+    settled = [run for run in left if run[1] <= compactable_end]
+    left = settled[-1:] + [run for run in left if run[1] > compactable_end]
+    while len(left) > most:
+        between = range(1, len(left) - 1)
+        del left[min(between, key=lambda index: left[index + 1][0] - left[index - 1][0])]
+    return tuple(left)
 
 
 def drops_tombstones(
@@ -133,6 +180,32 @@ def drops_tombstones(
     for each in rules.expiring:
         gone |= (offsets >= each.start) & (offsets < each.end) & (timestamps_ms < each.before_ms)
     return gone
+
+
+def oldest(
+    rules: Rules, offsets: npt.NDArray[np.int64], timestamps_ms: npt.NDArray[np.int64]
+) -> OldestTombstones:
+    """Of rows that are tombstones, the lowest timestamps."""
+    held = offsets >= rules.held_from
+    return OldestTombstones(
+        *(int(timestamps_ms[side].min()) if side.any() else None for side in (~held, held))
+    )
+
+
+def oldest_within(rules: Rules, start: int, end: int, oldest_ms: int) -> OldestTombstones:
+    """What is known of tombstones with offsets in [start, end), none of which is older than a time."""
+    return OldestTombstones(
+        oldest_ms if start < min(end, rules.held_from) else None,
+        oldest_ms if max(start, rules.held_from) < end else None,
+    )
+
+
+def oldest_of_all(found: Iterable[OldestTombstones]) -> OldestTombstones:
+    each = tuple(found)
+    return OldestTombstones(
+        min((one.free_ms for one in each if one.free_ms is not None), default=None),
+        min((one.held_ms for one in each if one.held_ms is not None), default=None),
+    )
 
 
 def may_expire(rules: Rules, first_offset: int, last_offset: int, min_timestamp_ms: int) -> bool:
@@ -148,26 +221,33 @@ def next_deadlines(
     at: Positions,
     rules: Rules,
     *,
-    new_first_dirty: int,
+    compactable_end: int,
     dirty_tombstones: bool,
-    oldest_tombstone_ms: int | None,
+    left_behind: OldestTombstones,
     now_ms: int,
 ) -> tuple[Deadline, ...]:
     """The deadlines after a run. What it has freed of tombstones needs none; what it passed first gets its own.
 
-    `oldest_tombstone_ms` is a lower bound of the timestamps of the tombstones that are left below
-    `new_first_dirty`, None if there is none.
+    `left_behind` are lower bounds of the timestamps of the tombstones that are left below `compactable_end`.
     """
+    new_first_dirty = max(at.first_dirty, compactable_end)
     if settings.tombstone_clock == "record":
-        if oldest_tombstone_ms is None:
-            return ()
-        return (
-            Deadline(
-                start=at.log_start,
-                end=new_first_dirty,
-                deadline_ms=max(oldest_tombstone_ms + settings.delete_retention_ms, now_ms),
-            ),
-        )
+        split = min(max(rules.held_from, at.log_start), compactable_end)
+        passed = [
+            Deadline(start=start, end=end, deadline_ms=oldest_ms + settings.delete_retention_ms)
+            for start, end, oldest_ms in (
+                (at.log_start, split, left_behind.free_ms),
+                (split, compactable_end, left_behind.held_ms),
+            )
+            if oldest_ms is not None and start < end
+        ]
+        # Where min.compaction.lag.ms was raised, clean segments may lie behind what this run could look at.
+        beyond = [
+            Deadline(start=max(each.start, compactable_end), end=each.end, deadline_ms=each.deadline_ms)
+            for each in at.deadlines
+            if each.end > compactable_end
+        ]
+        return tuple(passed + beyond)
     left: list[Deadline] = []
     for deadline in at.deadlines:
         start, end = max(deadline.start, at.log_start), deadline.end

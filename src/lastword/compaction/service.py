@@ -11,9 +11,9 @@ import importlib
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar, cast, get_type_hints, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, get_type_hints, runtime_checkable
 
 from lastword.clock import Clock
 from lastword.compaction.engine import Engine
@@ -164,7 +164,8 @@ def _promised_service(factory: type) -> type | None:
     except (NameError, TypeError, AttributeError):
         # Names that only a type checker sees. Then the first service tells.
         return None
-    return promised if inspect.isclass(promised) else None
+    # Any is a class too, and says as little as object.
+    return promised if inspect.isclass(promised) and promised not in (object, Any) else None
 
 
 def check_methods(thing: object, names: Sequence[str], where: str) -> None:
@@ -198,8 +199,9 @@ class EngineFactory:
     def compact_topics(self, topics: Sequence[str], request: CompactionRequest) -> CompactionReport:
         context = self.context
         compactor = Compactor(self.engine, config=context.config, clock=context.clock, leases=context.leases)
+        looked_ms = context.clock.now_ms()
         return compactor.run(
-            [context.target(topic) for topic in topics],
+            [replace(context.target(topic), looked_ms=looked_ms) for topic in topics],
             partitions=request.partitions,
             asked_for=request.asked_for,
             force=request.force,
@@ -254,9 +256,8 @@ class EngineService:
             for segment in reversed(table.plan(snapshot, partition, at.log_start)):
                 if segment.first_offset >= at.first_dirty:
                     continue
-                from_offset = max(
-                    at.log_start, segment.last_offset if segment.last_offset < at.first_dirty else 0
-                )
+                whole = segment.last_offset < at.first_dirty
+                from_offset = segment.last_offset if whole else at.log_start
                 last: Record | None = None
                 for records in table.read(segment, None, from_offset):
                     clean = clip(records, at.first_dirty)

@@ -58,6 +58,8 @@ _DEFAULTS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "UTC",
+    # Spark's own default suits clusters; here each of them is a task on one machine.
+    "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
 }
 _ENVIRONMENT = {
     # Arrow gives memory back and takes it again with each row group otherwise.
@@ -154,6 +156,7 @@ class SparkEngine:
         """Let Spark find each key's winner: a shuffle of keys, versions and row numbers."""
         from pyspark.sql import functions as sql
 
+        assert unit.keyed, "records that don't compete must not be compared"
         spark = self.session()
         keys = spark.range(0, len(unit.segments), 1, len(unit.segments)).mapInArrow(
             _read_keys(unit), "key binary, known int, version long, segment int, row int"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lastword.compaction.rules import Rules
+from lastword.compaction.rules import NO_TOMBSTONES, OldestTombstones, Rules
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.table import Segment
 
@@ -52,8 +52,8 @@ class Rewritten:
     removed: tuple[Segment, ...]
     added: Segment | None
     tombstones_removed: int = 0
-    oldest_tombstone_ms: int | None = None
-    """The lowest timestamp of a tombstone in the new segment."""
+    oldest: OldestTombstones = NO_TOMBSTONES
+    """The tombstones in the new segment."""
     read_bytes: int = 0
 
 
@@ -72,7 +72,7 @@ class Outcome:
     peak_set_bytes: int = 0
     examined: tuple[str, ...] = field(default=())
     """Paths of the segments whose tombstones were looked at and that stay as they are."""
-    oldest_examined_tombstone_ms: int | None = None
+    oldest_examined: OldestTombstones = NO_TOMBSTONES
 
     @property
     def removed(self) -> tuple[Segment, ...]:

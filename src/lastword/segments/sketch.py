@@ -110,12 +110,13 @@ class Sketches:
 
 def _numbers_of(keys: pa.Array) -> _UInt64s:
     """A number for each key that is not null. Two keys share one so seldom that no estimate notices."""
-    from lastword.batch import _compiled
+    # Compiled code, which only those load who write segments or ask for estimates.
+    from lastword.segments._keyhash import hash_keys
 
-    keys = keys.drop_null() if keys.null_count else keys
-    hashes = np.zeros(len(keys), np.uint32)
-    _compiled.murmur2_all(binary_column(keys), hashes)
-    return hashes.astype(np.uint64)
+    column = binary_column(keys.drop_null() if keys.null_count else keys)
+    hashes = np.zeros(len(column.offsets) - 1, np.uint64)
+    hash_keys(column.data, column.offsets, hashes)
+    return hashes
 
 
 def _theta_hash(numbers: _UInt64s) -> _UInt64s:

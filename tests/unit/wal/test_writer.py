@@ -448,6 +448,26 @@ class TestRolls:
         writer.close()
         assert wal.seqs == [1, 2]
 
+    def test_an_append_that_waited_to_roll_looks_again_whether_it_must(
+        self, wal: WalFolder, syncs: Syncs
+    ) -> None:
+        one = one_batch("x")
+        writer = wal.open(segment_bytes=len(one))
+        writer.stage(one)
+        syncs.may_go.clear()
+        threads = [in_thread(writer.sync)]
+        assert syncs.entered.wait(30)
+        threads.append(in_thread(writer.roll))
+        until(lambda: waiting(writer) == 1)
+        threads.append(in_thread(lambda: writer.stage(one)))
+        until(lambda: waiting(writer) == 2)
+        syncs.may_go.set()
+        for thread in threads:
+            thread.join(30)
+
+        writer.close()
+        assert all(each.size_bytes for each in wal.checkpoint.files[:-1]), "no empty file was rolled"
+
     def test_the_checkpoint_has_first_offsets_sizes_and_times(
         self, wal: WalFolder, clock: ManualClock
     ) -> None:
