@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from lastword.config import BrokerConfig, TopicSettings
 from lastword.errors import LastwordError
 from lastword.leases import LeaseKeeper
 from lastword.segments.table import SegmentTable
+
+logger = logging.getLogger(__name__)
 
 TopicParts = tuple[SegmentTable, TopicSettings, dict[int, int], list[ReaderPosition]]
 """A topic's table, settings, log ends, and where its named readers stand."""
@@ -86,7 +89,16 @@ class Compaction:
         for topic in topics:
             if request.stop():
                 break
-            done += self.service(topic).compact(request)
+            try:
+                done += self.service(topic).compact(request)
+            except LastwordError as error:
+                logger.error("compaction of %s failed: %s", topic, error)
+                metrics.COMPACTION_ERRORS.labels(topic).inc()
+                done.append(
+                    PartitionReport(
+                        topic=topic, partition=0, reason="asked for", way="one stage", problem=str(error)
+                    )
+                )
         return CompactionReport(
             engine=type(factory).__name__, partitions=tuple(done), duration_s=monotonic_s() - started_s
         )

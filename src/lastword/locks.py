@@ -107,6 +107,32 @@ def writer_channel(data_folder: Path) -> str | None:
         return None
 
 
+def holder(data_folder: Path, role: Role) -> str | None:
+    """Who says that they hold a role, for people to read; None if nobody does, or they are gone.
+
+    The lock itself is not tried: whoever wants it just then would be refused.
+    """
+    try:
+        found = _parse((data_folder / LOCKS_FOLDER / f"{role}.lock").read_bytes())
+    except FileNotFoundError:
+        return None
+    if not found or (found.get("host") == socket.gethostname() and not _is_running(found.get("pid"))):
+        return None
+    return _describe(found)
+
+
+def _is_running(pid: object) -> bool:
+    if not isinstance(pid, int):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def _parse(content: bytes) -> dict[str, Any]:
     try:
         found = json.loads(content)

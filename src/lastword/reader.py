@@ -14,7 +14,7 @@ reader, it goes on at the log start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,12 +72,17 @@ class PartitionReader:
                 f"it has {extent.log_start} (log start) to {extent.log_end} (log end)."
             )
 
-    def replay(self, offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
-        """Records from `offset` up to, but without, `end_offset`, in record.RECORD_SCHEMA."""
+    def replay(self, offset: int, end_offset: int) -> Generator[pa.RecordBatch, None, int]:
+        """Records from `offset` up to, but without, `end_offset`, in record.RECORD_SCHEMA.
+
+        Where compaction has overtaken the end, it goes on to the first dirty offset: what beat a record before
+        the end may lie behind it. Returns the offset up to which it has read.
+        """
         gone_in: int | None = None
         while offset < end_offset:
             snapshot = self.table.snapshot()
             at = snapshot.positions[self.partition]
+            end_offset = max(end_offset, at.first_dirty)
             if offset < at.log_start:
                 logger.info("partition %d: going on at the log start %d", self.partition, at.log_start)
                 offset = at.log_start
@@ -100,7 +105,7 @@ class PartitionReader:
                 for records in self.tail(offset, end_offset):
                     yield records
                     offset = _last_offset(records) + 1
-                return
+                return offset
             except OffsetGoneError:
                 if self.table.snapshot().positions[self.partition].sealed_end <= offset:
                     raise CorruptError(
@@ -109,6 +114,7 @@ class PartitionReader:
                         path=str(self._wal_folder),
                         offset=offset,
                     ) from None
+        return offset
 
     def offset_for_time(self, timestamp_ms: int) -> int:
         """The first offset whose record is not older than a time; the log end if there is none."""

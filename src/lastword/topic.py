@@ -36,6 +36,7 @@ from lastword.reader import Extent, PartitionReader, to_records
 from lastword.readers import CommittedPositions, Reader, reader_names
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, NewRecord, Record, TimestampType
 from lastword.retention import delete_records
+from lastword.segments.sketch import Sketches
 from lastword.segments.table import LastRun, SegmentTable, Snapshot, TopicInfo
 from lastword.state import state_view
 from lastword.tiering import SealReport
@@ -91,6 +92,8 @@ class PartitionDescription:
     dirty_ratio: float | None
     due: str | None
     """Why compaction is due, or None."""
+    estimate: plan.Estimate | None
+    """What a compaction would about reclaim, if that was asked for and the topic is compacted."""
     last_run: LastRun | None
     leader_epoch: int
     problem: str | None
@@ -443,7 +446,7 @@ class Topic:
                 if service is not None:
                     offset = yield from read_compacted(service, reader, offset)
                     ends[each] = max(ends[each], offset)
-                yield from reader.replay(offset, ends[each])
+                ends[each] = max(ends[each], (yield from reader.replay(offset, ends[each])))
             if follow:
                 with Reader(
                     readers, {each: max(ends[each], positions[each]) for each in readers}, self._clock
@@ -551,8 +554,12 @@ class Topic:
         ]
         return [each for each in looks if each is not None]
 
-    def describe(self) -> TopicDescription:
-        """What the topic is and where its records are, by a fresh look at table and WAL."""
+    def describe(self, *, estimates: bool = False) -> TopicDescription:
+        """What the topic is and where its records are, by a fresh look at table and WAL.
+
+        With `estimates` also what compaction would reclaim: the footer of every segment's file is read for it.
+        """
+        distinct = Sketches(self._table.files).distinct_keys if estimates else None
         snapshot = self._table.snapshot()
         policy = next(
             each.value
@@ -567,12 +574,14 @@ class Topic:
             wal_folder=str(self._wal_folder(0).parent),
             settings=tuple(self._config.explain(self.name, self._info.config)),
             partitions=tuple(
-                self._describe_partition(each, snapshot) for each in range(len(snapshot.positions))
+                self._describe_partition(each, snapshot, distinct) for each in range(len(snapshot.positions))
             ),
             readers=tuple(reader_names(self._data_folder, self.id.hex)),
         )
 
-    def _describe_partition(self, partition: int, snapshot: Snapshot) -> PartitionDescription:
+    def _describe_partition(
+        self, partition: int, snapshot: Snapshot, distinct: plan.Distinct | None
+    ) -> PartitionDescription:
         at = snapshot.positions[partition]
         segments = self._table.plan(snapshot, partition)
         local = deleter.look(
@@ -584,7 +593,8 @@ class Topic:
         )
         saved = checkpoints.load_writer(self._wal_folder(partition))
         extent = self._partition_reader(partition).extent(snapshot)
-        ratio = plan.dirty_ratio(segments, at, self._settings, self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        ratio = plan.dirty_ratio(segments, at, self._settings, now_ms, distinct)
         problem = self._writers[partition].failed if partition < len(self._writers) else None
         if problem is None and saved is not None and saved.damage:
             first = saved.damage[0]
@@ -606,13 +616,18 @@ class Topic:
             wal_files=len(local.files) if local else 0,
             wal_bytes=local.size_bytes if local else 0,
             dirty_ratio=ratio if self._settings.compacts else None,
-            due=self._due(partition, snapshot, extent.log_end),
+            due=self._due(partition, snapshot, extent.log_end, distinct),
+            estimate=plan.estimate(plan.compactable(segments, self._settings, now_ms), distinct)
+            if distinct is not None and self._settings.compacts
+            else None,
             last_run=at.last_run,
             leader_epoch=epochs[-1][0] if epochs else 0,
             problem=problem,
         )
 
-    def _due(self, partition: int, snapshot: Snapshot, log_end: int) -> str | None:
+    def _due(
+        self, partition: int, snapshot: Snapshot, log_end: int, distinct: plan.Distinct | None
+    ) -> str | None:
         view = plan.PartitionView(
             partition=partition,
             positions=snapshot.positions[partition],
@@ -620,7 +635,7 @@ class Topic:
             log_end=log_end,
             hold=ReaderHold(),
         )
-        plans = plan.propose(self.name, [view], self._settings, self._clock.now_ms())
+        plans = plan.propose(self.name, [view], self._settings, self._clock.now_ms(), distinct=distinct)
         return plans[0].reason if plans else None
 
     def _seal(self, progress: tiering.Progress | None, *, due_only: bool) -> SealReport:

@@ -17,15 +17,17 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from lastword import disk, metrics
 from lastword.clock import Clock, monotonic_s
-from lastword.compaction.job import CompactionReport
 from lastword.config import BrokerConfig
 from lastword.errors import LastwordError
 from lastword.locks import Role, RoleLock
-from lastword.tiering import SealReport
+
+if TYPE_CHECKING:
+    from lastword.compaction.job import CompactionReport
+    from lastword.tiering import SealReport
 
 logger = logging.getLogger(__name__)
 

@@ -44,7 +44,9 @@ def _version_headers(policy: Policy) -> st.SearchStrategy[tuple[tuple[str, bytes
         good = st.integers(-2, 3).map(lambda number: number.to_bytes(8, "big", signed=True))
     else:
         good = st.sampled_from([b"-2", b"0", b"1", b"01", b"2", b"+3"])
-    one = st.tuples(st.sampled_from(["v", "v", "v", "other"]), st.one_of(good, good, st.sampled_from(ALMOST_A_LONG)))
+    one = st.tuples(
+        st.sampled_from(["v", "v", "v", "other"]), st.one_of(good, good, st.sampled_from(ALMOST_A_LONG))
+    )
     return st.lists(one, max_size=2).map(tuple)
 
 
@@ -85,19 +87,25 @@ def steps(draw: st.DrawFn, policy: Policy, partitions: int) -> list[Step]:
     found: list[Step] = []
     for _ in range(draw(st.integers(1, 4))):
         for _ in range(draw(st.integers(1, 3))):
-            own = draw(st.lists(st.tuples(st.integers(0, partitions - 1), record(policy)), min_size=1, max_size=8))
+            own = draw(
+                st.lists(st.tuples(st.integers(0, partitions - 1), record(policy)), min_size=1, max_size=8)
+            )
             found += [Step("append", records=tuple(own)), Step("seal")]
             if draw(st.booleans()):
                 found.append(Step("move", number=draw(st.sampled_from([1, 10, 35, 60]))))
         extra = st.one_of(
             st.just(Step("retain")),
-            st.builds(Step, st.just("delete"), number=st.integers(0, 100), partition=st.integers(0, partitions - 1)),
+            st.builds(
+                Step, st.just("delete"), number=st.integers(0, 100), partition=st.integers(0, partitions - 1)
+            ),
             st.builds(Step, st.just("read"), number=st.integers(0, 100), mode=st.sampled_from(["r1", "r2"])),
             st.builds(Step, st.just("move"), number=st.sampled_from([1, 5, 10, 35])),
             st.builds(
                 Step,
                 st.just("append"),
-                records=st.lists(st.tuples(st.integers(0, partitions - 1), record(policy)), max_size=3).map(tuple),
+                records=st.lists(st.tuples(st.integers(0, partitions - 1), record(policy)), max_size=3).map(
+                    tuple
+                ),
             ),
         )
         found += draw(st.lists(extra, max_size=2))

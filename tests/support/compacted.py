@@ -114,9 +114,7 @@ class Twin:
     # ------------------------------------------------------------------------------------------- doing
 
     def append(self, *records: NewRecord, partition: int = 0) -> None:
-        for place, record in zip(
-            self.topic.append_many(records, partition=partition), records, strict=True
-        ):
+        for place, record in zip(self.topic.append_many(records, partition=partition), records, strict=True):
             stamp = self.now_ms if record.timestamp_ms is None else record.timestamp_ms
             self.models[partition].append(
                 Row(
@@ -226,8 +224,7 @@ class Twin:
             ]
             self._check_memory(model, at)
         assert self.state() == {
-            key: (partition, row.offset, row.value)
-            for key, (partition, row) in state_of(self.models).items()
+            key: (partition, row.offset, row.value) for key, (partition, row) in state_of(self.models).items()
         }
 
     def state(self) -> dict[bytes, tuple[int, int, bytes]]:
@@ -243,7 +240,11 @@ class Twin:
             assert end <= deadline.start < deadline.end <= at.first_dirty, at
             end = deadline.end
         for row in model.rows:
-            if not row.is_tombstone or row.offset < model.log_start or row.offset not in model.first_passed_ms:
+            if (
+                not row.is_tombstone
+                or row.offset < model.log_start
+                or row.offset not in model.first_passed_ms
+            ):
                 continue
             covering = [each for each in at.deadlines if each.start <= row.offset < each.end]
             assert len(covering) == 1, (row, at)

@@ -133,10 +133,10 @@ class Child:
                 *[self.append_some] * 14,
                 *[self.seal] * 3,
                 *[self.retention] * 2,
+                *[self.delete_records] * 2,
                 self.seal_rolled,
                 self.create,
                 self.alter,
-                self.delete_records,
                 self.commit_position,
                 self.reopen,
                 self.fail_and_reopen,
@@ -284,7 +284,7 @@ class Child:
         topic = self.any_topic()
         partition = self.random.randrange(topic.partitions)
         extent = topic.extents()[partition]
-        before = extent.log_start + (extent.log_end - extent.log_start) // 3
+        before = extent.log_start + (extent.log_end - extent.log_start) // 2
         self.say("?", "delete_records", topic=topic.name, id=topic.id.hex, partition=partition, before=before)
         try:
             topic.delete_records({partition: before})

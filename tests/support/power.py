@@ -17,6 +17,7 @@ import os
 import random
 import shutil
 import stat
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +79,10 @@ class PowerCut:
         for call, kept in self._kept.items():
             setattr(disk, call, kept)
 
+    @property
+    def is_cut(self) -> bool:
+        return self.last is not None
+
     def cut(self) -> None:
         """See what is there at this moment; what happens afterwards did not happen."""
         if self.last is None:
@@ -94,13 +99,13 @@ class PowerCut:
                 return call(fd)
             self.syncs += 1
             is_last = self.syncs == self.at
-            if is_last and self.random.random() < 0.5:
-                self.cut()
-                raise CutError
-            self._remember(fd)
+            if not is_last or self.random.random() < 0.5:
+                self._remember(fd)
             if is_last:
                 self.cut()
-                raise CutError
+                # Another thread goes on into the void; whoever hears from this process knows that it is gone.
+                if threading.current_thread() is threading.main_thread():
+                    raise CutError
             return None
 
         return sync

@@ -64,6 +64,16 @@ deleter.time.enabled: "false"
 deleter.size.enabled: False
 worker.initial.delay.ms: 0
 worker.interval.ms: 2
+worker.nice: 0
+seal.interval.ms: 5
+retention.interval.ms: 6
+expire.interval.ms: 7
+collect.interval.ms: 8
+compaction.service.factory: here:Factory
+compaction.task.memory.bytes: 1048576
+compaction.task.bytes: 1048577
+reader.hold.ms: 9
+reader.hold.max.ms: 10
 collect.grace.ms: 0
 snapshot.retention.ms: 3
 lease.ttl.ms: 4
@@ -87,6 +97,16 @@ def test_every_broker_setting_is_read(tmp_path: Path) -> None:
     assert config.deleter_size_enabled is False
     assert config.worker_initial_delay_ms == 0
     assert config.worker_interval_ms == 2
+    assert config.worker_nice == 0
+    assert config.seal_interval_ms == 5
+    assert config.retention_interval_ms == 6
+    assert config.expire_interval_ms == 7
+    assert config.collect_interval_ms == 8
+    assert config.compaction_service_factory == "here:Factory"
+    assert config.compaction_task_memory_bytes == 1 << 20
+    assert config.compaction_task_bytes == (1 << 20) + 1
+    assert config.reader_hold_ms == 9
+    assert config.reader_hold_max_ms == 10
     assert config.collect_grace_ms == 0
     assert config.snapshot_retention_ms == 3
     assert config.lease_ttl_ms == 4

@@ -107,6 +107,7 @@ def test_commented_part_of_the_example_file_loads_too(tmp_path: Path) -> None:
     config = BrokerConfig.load(file)
     assert config.warehouse == "s3://bucket/lastword"
     assert set(config.catalog) == {"type", "uri", "s3.endpoint"}
+    assert config.spark == {"spark.master": "local[1]", "spark.driver.memory": "2g"}
 
 
 def rewrite_tables() -> None:

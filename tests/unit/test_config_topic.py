@@ -167,7 +167,7 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(("cls", "table"), [(TopicSettings, TOPIC_SETTINGS), (BrokerConfig, BROKER_SETTINGS)])
 def test_every_setting_is_an_attribute(cls: type, table: tuple) -> None:
     attributes = {field.name for field in dataclasses.fields(cls)}
-    others = {"catalog", "topic_default_config", "_contents"} if cls is BrokerConfig else set()
+    others = {"catalog", "spark", "topic_default_config", "_contents"} if cls is BrokerConfig else set()
     assert attributes == {setting.attribute for setting in table} | others
     assert len({setting.key for setting in table}) == len(table)
 

@@ -109,13 +109,17 @@ def test_one_that_can_not_be_taken_is_an_error_of_ours(
         keeper.hold(topic_id="t", job="seal")
 
 
-def test_what_is_no_lease_is_left_alone(tmp_path: Path, clock: ManualClock, keeper: LeaseKeeper) -> None:
+def test_what_is_no_lease_is_passed_over_and_goes_with_time(
+    tmp_path: Path, clock: ManualClock, keeper: LeaseKeeper
+) -> None:
     with keeper.hold(topic_id="t", job="seal") as held:
         for name, content in {"a": "garbage", "b": "{}", "c": '{"id": 1}'}.items():
             (tmp_path / "leases" / f"{name}.json").write_text(content)
         assert ids(tmp_path, clock) == {held.id}
+        leases.sweep(tmp_path, clock.now_ms() - 10 * TTL_MS)
+        assert len(list((tmp_path / "leases").iterdir())) == 4
     leases.sweep(tmp_path, clock.now_ms() + 10 * TTL_MS)
-    assert len(list((tmp_path / "leases").iterdir())) == 3
+    assert list((tmp_path / "leases").iterdir()) == []
 
 
 def test_sweeping_forgets_those_that_ended_before_a_time(

@@ -307,6 +307,22 @@ class TestCrashes:
         topic.seal()
         assert values(topic.read()) == [0, 1, 2]
 
+    def test_what_another_job_sealed_meanwhile_is_not_sealed_again(self, log: Log) -> None:
+        topic = log.create_topic("t")
+        fill(topic, 0, 3)
+
+        def hook(name: str) -> None:
+            if name == "seal.written":
+                steps.install(None)
+                assert topic.seal().records == 3
+
+        steps.install(hook)
+        report = topic.seal()
+
+        assert (report.files, report.records) == (0, 0)
+        assert values(topic.read()) == [0, 1, 2]
+        assert topic.describe().partitions[0].segments == 1
+
     def test_storage_that_fails_is_not_taken_for_damage(
         self, log: Log, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -16,7 +16,10 @@ from lastword.cli.record_lines import header_line, json_line, text_line
 from lastword.errors import InvalidError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from lastword.record import Record
+    from lastword.timetravel import AsOf
     from lastword.topic import Start, Topic
 
 POLL_RECORDS = 500
@@ -34,6 +37,7 @@ def register(app: typer.Typer) -> None:
             "lastword consume users --from-time 2026-01-31T12:00:00Z --json",
             "lastword consume users --reader nightly-export",
             "lastword consume users --state",
+            "lastword consume users --state --as-of 2026-01-31T12:00:00Z",
         ],
     )(consume)
 
@@ -82,6 +86,22 @@ def consume(
     state: Annotated[
         bool, typer.Option("--state", help="Print the newest record of each key, without deleted keys.")
     ] = False,
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            "--as-of",
+            metavar="POINT",
+            help="Print the records, or with --state the state, as they were: an offset, a time (ISO 8601) "
+            "or snapshot:ID.",
+            show_default=False,
+        ),
+    ] = None,
+    compacted: Annotated[
+        bool,
+        typer.Option(
+            "--compacted", help="Read what has been compacted from the compaction service, the rest as usual."
+        ),
+    ] = False,
 ) -> None:
     """Print records: partition, offset, time, key and value, a line each.
 
@@ -91,15 +111,32 @@ def consume(
         raise InvalidError("--from and --from-time both say where to begin; give one of them.")
     if reader is not None and partition is not None:
         raise InvalidError("A named reader reads every partition; --partition does not go with --reader.")
-    if state and (start or from_time or follow or reader or partition is not None):
-        raise InvalidError("--state is about the whole topic; only --max goes with it.")
+    if state and (start or from_time or follow or reader or compacted or partition is not None):
+        raise InvalidError("--state is about the whole topic; only --max and --as-of go with it.")
+    if as_of is not None and (start or from_time or follow or reader or compacted):
+        raise InvalidError(
+            "--as-of shows the past from the log start on; only --state, --partition and --max go with it."
+        )
+    if compacted and (follow or reader):
+        raise InvalidError(
+            "--compacted is about what has been compacted; --follow and --reader don't go with it."
+        )
     with session.read() as log:
         topic = log.topic(name)
         printer = _Printer(json=session.output.json, partitions=topic.partitions)
+        point = None if as_of is None else _point(topic, as_of, partition)
         if state:
-            _print_state(topic, printer, max_records)
+            view = topic.state(as_of=point)
+            _print_batches(view.to_batches(max_chunksize=POLL_RECORDS), printer, max_records)
+            return
+        if point is not None:
+            _print_batches(topic.read_as_of(point, partition=partition), printer, max_records)
             return
         begin = _start(topic, start, from_time, partition)
+        if compacted:
+            batches = topic.read_arrow(begin, partition=partition, compacted=True)
+            _print_batches(batches, printer, max_records)
+            return
         _print_records(
             topic,
             printer,
@@ -144,12 +181,42 @@ def _print_records(
                 left -= len(records)
 
 
-def _print_state(topic: Topic, printer: _Printer, max_records: int | None) -> None:
+def _print_batches(batches: Iterable[pa.RecordBatch], printer: _Printer, max_records: int | None) -> None:
     from lastword.reader import to_records
 
-    view = topic.state()
-    for batch in view.slice(0, max_records).to_batches(max_chunksize=POLL_RECORDS):
-        printer.print(to_records(batch))
+    left = max_records
+    for batch in batches:
+        printer.print(to_records(batch.slice(0, left)))
+        if left is not None:
+            left = max(0, left - batch.num_rows)
+            if left == 0:
+                return
+
+
+def _point(topic: Topic, as_of: str, partition: int | None) -> AsOf:
+    from lastword.timetravel import AsOf
+
+    kind, colon, rest = as_of.partition(":")
+    if colon and kind == "snapshot":
+        if not rest.isascii() or not rest.isdigit():
+            raise InvalidError(
+                f"--as-of is {as_of!r}; a snapshot is a number, `lastword topic history` has them"
+            )
+        return AsOf(snapshot_id=int(rest))
+    if not as_of.isascii() or not as_of.isdigit():
+        try:
+            return AsOf(time_ms=parse_time(as_of))
+        except InvalidError:
+            raise InvalidError(
+                f"--as-of is {as_of!r}; allowed: an offset such as 1000, a time such as 2026-01-31T12:00:00Z, "
+                f"or snapshot:ID"
+            ) from None
+    if partition is None and topic.partitions > 1:
+        raise InvalidError(
+            f"--as-of {as_of}: {topic.name} has {topic.partitions} partitions, and an offset is one of a "
+            f"partition; say which with --partition, or give a time or a snapshot"
+        )
+    return AsOf(offset=int(as_of))
 
 
 def _start(

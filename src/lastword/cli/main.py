@@ -19,7 +19,20 @@ from typing import Annotated, NoReturn
 import typer
 from typer.main import get_command
 
-from lastword.cli import config, consume, produce, retention, topic, wal
+from lastword.cli import (
+    compact,
+    config,
+    consume,
+    describe,
+    erase,
+    history,
+    produce,
+    retention,
+    topic,
+    verify,
+    wal,
+    worker,
+)
 from lastword.cli.options import (
     DEBUG_VARIABLE,
     ConfigOption,
@@ -57,11 +70,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(topic.app)
+describe.register(topic.app)
+history.register(topic.app)
 produce.register(app)
 consume.register(app)
 app.add_typer(config.app)
 app.add_typer(wal.app)
 app.add_typer(retention.app)
+compact.register(app, topic.app)
+verify.register(app)
+erase.register(app)
+worker.register(app)
 
 
 class Terminated(BaseException):

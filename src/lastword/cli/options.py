@@ -11,7 +11,8 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.cli.output import Output
-from lastword.errors import InvalidError
+from lastword.clock import SystemClock
+from lastword.errors import InvalidError, LockedError
 
 if TYPE_CHECKING:
     from lastword.log import Log
@@ -29,6 +31,8 @@ DEBUG_VARIABLE = "LASTWORD_DEBUG"
 DEFAULT_DATA = "lastword-data"
 SETTINGS_FILE = "lastword.yaml"
 """As lastword.log.CONFIG_FILE, which takes a second to import."""
+MAINTENANCE_WAIT_MS = 10_000
+"""How long a command waits for another one, or for a worker that seals, before it says who is in the way."""
 
 DataOption = Annotated[
     Path | None,
@@ -65,6 +69,9 @@ _SHARED: dict[str, tuple[Any, object]] = {
     "verbose": (VerboseOption, 0),
 }
 
+_SPARKS_OWN = ("py4j", "pyspark")
+"""Loggers of what Spark has to say about an error that we report, or about being interrupted."""
+
 Body = Callable[..., None]
 
 
@@ -92,6 +99,32 @@ class Session:
         import lastword
 
         return lastword.open(self.data_folder, config=self.config, create=create)
+
+    @contextmanager
+    def maintain(self) -> Iterator[Log]:
+        """Open the log to seal, compact and so on, with the maintenance role.
+
+        Not as its writer, which may be an application that is running or one that is started meanwhile: it is
+        asked to roll, and where there is none this process is it for a moment.
+        """
+        import lastword
+
+        clock = SystemClock()
+        waited_ms = 0
+        with (
+            lastword.open(self.data_folder, config=self.config, maintain_only=True, create=False) as log,
+            ExitStack() as held,
+        ):
+            while True:
+                try:
+                    held.enter_context(log.maintenance())
+                    break
+                except LockedError:
+                    if waited_ms >= MAINTENANCE_WAIT_MS:
+                        raise
+                    clock.sleep_ms(100)
+                    waited_ms += 100
+            yield log
 
     def confirm(self, question: str, *, yes: bool) -> bool:
         """Whether to go on with what can't be undone. Asks on the terminal; without one, only `--yes` will do."""
@@ -202,5 +235,8 @@ def set_up_logging(verbose: int, shown: Sequence[str]) -> None:
         handlers=[handler], level=logging.WARNING if verbose > 1 else logging.ERROR, force=True
     )
     logging.getLogger("lastword").setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)])
+    if verbose < 2:
+        for name in _SPARKS_OWN:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     for name in shown:
         logging.getLogger(name).setLevel(logging.NOTSET if verbose else logging.CRITICAL)

@@ -7,16 +7,20 @@ questions and progress go to stderr.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
+
+Unit = Literal["bytes", "records", "segments", "time"]
+"""What a progress bar counts. `records`: records and bytes; `time`: nothing but the time, beside a spinner."""
 
 UNBOUNDED_WIDTH = 4000
 """Of what is not a terminal: a table that is cut to 80 columns is of no use in a file."""
@@ -54,32 +58,53 @@ class Output:
             sys.stderr.write(f"error: {' '.join(message.split())}\n")
 
     @contextmanager
-    def progress(self, title: str, *, unit: str = "bytes") -> Iterator[Progress]:
+    def progress(self, title: str, *, unit: Unit = "bytes") -> Iterator[Progress]:
         """A progress bar on stderr, if that is a terminal and nobody asked for JSON."""
         if self.json or not sys.stderr.isatty():
             yield Progress()
             return
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            TaskProgressColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TransferSpeedColumn,
-        )
-        from rich.progress import Progress as Bar
+        # A terminal of its own: while Spark starts, what else goes to stderr goes to its log.
+        with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal, _bar(title, unit, terminal) as bar:
+            yield bar
 
-        amount = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(),)
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), *amount)
-        with Bar(*columns, TimeElapsedColumn(), console=make_console(sys.stderr), transient=True) as bar:
-            yield _BarProgress(bar, bar.add_task(title, total=None))
+
+@contextmanager
+def _bar(title: str, unit: Unit, terminal: TextIO) -> Iterator[Progress]:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        SpinnerColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TransferSpeedColumn,
+    )
+    from rich.progress import Progress as Bar
+
+    bar_of: dict[str, tuple[Any, ...]] = {
+        "bytes": (BarColumn(), TaskProgressColumn(), DownloadColumn(), TransferSpeedColumn()),
+        "records": (
+            BarColumn(16),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[records]}"),
+            DownloadColumn(),
+        ),
+        "segments": (BarColumn(), TaskProgressColumn(), MofNCompleteColumn()),
+        "time": (SpinnerColumn(),),
+    }
+    columns = (TextColumn("{task.description}"), *bar_of[unit], TimeElapsedColumn())
+    with Bar(*columns, console=make_console(terminal), transient=True) as bar:
+        yield _BarProgress(bar, bar.add_task(title, total=None, records=""))
 
 
 class Progress:
     """How far a job has come. This one shows nothing."""
 
     def update(self, done: int, total: int | None) -> None: ...
+
+    def update_records(self, records: int, all_records: int, done: int, total: int) -> None:
+        """For a bar of `records`: records and bytes, done and in all."""
 
 
 class _BarProgress(Progress):
@@ -89,6 +114,10 @@ class _BarProgress(Progress):
 
     def update(self, done: int, total: int | None) -> None:
         self._bar.update(self._task, completed=done, total=total)
+
+    def update_records(self, records: int, all_records: int, done: int, total: int) -> None:
+        shown = f"{records:,}/{all_records:,} records"
+        self._bar.update(self._task, completed=done, total=total, records=shown)
 
 
 def make_console(stream: TextIO) -> Console:

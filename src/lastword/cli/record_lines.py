@@ -89,15 +89,15 @@ def json_line(record: Record) -> str:
             "offset": record.offset,
             "timestamp": record.timestamp_ms,
             "timestamp_type": _TIMESTAMP_TYPES[record.timestamp_type],
-            **_json_bytes("key", record.key),
-            **_json_bytes("value", record.value),
-            "headers": [{"key": name, **_json_bytes("value", value)} for name, value in record.headers],
+            **json_bytes("key", record.key),
+            **json_bytes("value", record.value),
+            "headers": [{"key": name, **json_bytes("value", value)} for name, value in record.headers],
         },
         ensure_ascii=False,
     )
 
 
-def _json_bytes(name: str, data: bytes | None) -> dict[str, Any]:
+def json_bytes(name: str, data: bytes | None) -> dict[str, Any]:
     if data is None:
         return {name: None}
     try:

@@ -40,7 +40,7 @@ def run(
 
     Only what is sealed is touched. The exit code is 1 if something could not be done; the rest is.
     """
-    with session.read() if dry_run else session.write() as log:
+    with session.read() if dry_run else session.maintain() as log:
         report = log.run_retention(dry_run=dry_run, topics=topic or None)
     session.output.show(_data(report, dry_run=dry_run), *_parts(report, dry_run=dry_run))
     if report.problems or report.wal.errors:

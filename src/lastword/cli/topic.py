@@ -1,4 +1,4 @@
-"""`lastword topic`: create, alter, list, describe, delete, seal, delete-records."""
+"""`lastword topic`: create, alter, list, delete, seal, delete-records. `describe` is a file of its own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.cli.options import Session, TopicArgument, YesOption, command, group
-from lastword.cli.output import count, facts, heading, offsets, size, styled, table
+from lastword.cli.output import count, heading, offsets, size, styled, table
 from lastword.errors import InvalidConfigError, InvalidError, UnknownTopicError
 
 if TYPE_CHECKING:
     from lastword.config import EffectiveSetting
     from lastword.tiering import SealReport
-    from lastword.topic import PartitionDescription, TopicDescription
 
 POLICY = "cleanup.policy"
 
@@ -174,7 +173,7 @@ def _setting_data(setting: EffectiveSetting) -> dict[str, str]:
     return {"value": setting.value, "source": setting.source}
 
 
-# ------------------------------------------------------------------------------------ list and describe
+# ------------------------------------------------------------------------------------------------ list
 
 
 @command(app, "list", examples=["lastword topic list", "lastword topic list --json"])
@@ -212,153 +211,6 @@ def list_topics(session: Session) -> None:
     session.output.show(data, shown)
 
 
-@command(app, "describe", examples=["lastword topic describe users", "lastword topic describe users --json"])
-def describe(session: Session, name: TopicArgument) -> None:
-    """Show what a topic is, where its records are, and what is wrong with it, if anything."""
-    from lastword.readers import CommittedPositions
-
-    with session.read() as log:
-        topic = log.topic(name)
-        found = topic.describe()
-        readers = {each: CommittedPositions(log.path, found.id.hex, each).load() for each in found.readers}
-    session.output.show(_description_data(found, readers), *_description_parts(found, readers))
-
-
-def _description_data(found: TopicDescription, readers: dict[str, dict[int, int]]) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        "topic": found.name,
-        "id": str(found.id),
-        "cleanup_policy": found.cleanup_policy,
-        "location": found.location,
-        "wal_folder": found.wal_folder,
-        "partitions": [{**asdict(each), "unsealed_records": _unsealed(each)} for each in found.partitions],
-        "settings": [asdict(each) for each in found.settings],
-        "readers": {
-            name: {
-                "positions": {str(partition): offset for partition, offset in sorted(positions.items())},
-                "behind": _behind(found, positions),
-            }
-            for name, positions in readers.items()
-        },
-    }
-
-
-def _description_parts(found: TopicDescription, readers: dict[str, dict[int, int]]) -> list[Any]:
-    of_topic = found.settings
-    given = [each for each in of_topic if each.source != "default"]
-    parts: list[Any] = [
-        facts(
-            [
-                ("topic", found.name),
-                ("id", str(found.id)),
-                (POLICY, found.cleanup_policy),
-                ("partitions", str(len(found.partitions))),
-                ("sealed in", found.location),
-                ("WAL in", found.wal_folder),
-            ]
-        ),
-        heading("Offsets"),
-        table(
-            [">partition", ">log start", ">first dirty", ">sealed end", ">log end", ">leader epoch", ""],
-            [
-                (
-                    each.partition,
-                    each.log_start,
-                    each.first_dirty,
-                    each.sealed_end,
-                    each.log_end,
-                    each.leader_epoch,
-                    styled("PROBLEM, see below", "bold red") if each.problem else "",
-                )
-                for each in found.partitions
-            ],
-        ),
-        heading("Storage"),
-        _storage_table(found),
-        heading("Settings"),
-    ]
-    if given:
-        parts.append(table(["setting", "value", "from"], [_setting_row(each) for each in given]))
-    parts.append(
-        f"{'The others have' if given else 'All have'} their defaults; "
-        f"`lastword config show --topic {found.name}` shows them."
-    )
-    if readers:
-        parts += [
-            heading("Named readers"),
-            table(
-                ["reader", ">records behind"],
-                [(name, _behind(found, positions)) for name, positions in readers.items()],
-            ),
-        ]
-    if problems := [each for each in found.partitions if each.problem]:
-        parts += [
-            heading("Problems"),
-            table(
-                [">partition", "problem"],
-                [(each.partition, styled(each.problem or "", "red")) for each in problems],
-            ),
-        ]
-    return parts
-
-
-def _storage_table(found: TopicDescription) -> Any:
-    each_of = found.partitions
-    with_ratio = any(each.dirty_ratio is not None for each in each_of)
-    rows = [
-        (
-            each.partition,
-            each.segments,
-            each.sealed_records,
-            size(each.sealed_bytes),
-            _unsealed(each),
-            each.wal_files,
-            size(each.wal_bytes),
-            *([f"{each.dirty_ratio:.2f}" if each.dirty_ratio is not None else None] if with_ratio else []),
-        )
-        for each in each_of
-    ]
-    total = (
-        "all",
-        sum(each.segments for each in each_of),
-        sum(each.sealed_records for each in each_of),
-        size(sum(each.sealed_bytes for each in each_of)),
-        sum(_unsealed(each) for each in each_of),
-        sum(each.wal_files for each in each_of),
-        size(sum(each.wal_bytes for each in each_of)),
-        *([""] if with_ratio else []),
-    )
-    columns = [
-        ">\npartition",
-        ">\nsegments",
-        ">sealed\nrecords",
-        ">sealed\nsize",
-        ">unsealed\nrecords",
-        ">WAL\nfiles",
-        ">WAL\nsize",
-    ]
-    if with_ratio:
-        columns.append(">dirty\nratio")
-    return table(columns, rows, total=total if len(each_of) > 1 else None)
-
-
-def _unsealed(partition: PartitionDescription) -> int:
-    return max(0, partition.log_end - max(partition.sealed_end, partition.log_start))
-
-
-def _behind(found: TopicDescription, positions: dict[int, int]) -> int:
-    return sum(
-        each.log_end - max(positions.get(each.partition, each.log_start), each.log_start)
-        for each in found.partitions
-    )
-
-
-def _setting_row(setting: EffectiveSetting) -> tuple[str, str, str]:
-    return setting.key, setting.value or "not set", " ".join(filter(None, (setting.source, setting.where)))
-
-
 # ------------------------------------------------------------------------- delete, seal, delete-records
 
 
@@ -390,7 +242,7 @@ def seal(session: Session, name: TopicArgument) -> None:
 
     The exit code is 1 if a partition could not be sealed; the others are.
     """
-    with session.write() as log, session.output.progress(f"Sealing {name}") as progress:
+    with session.maintain() as log, session.output.progress(f"Sealing {name}") as progress:
         report = log.topic(name).seal(progress=progress.update)
     _show_sealed(session, report)
     if report.problems:

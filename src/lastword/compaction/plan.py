@@ -9,7 +9,7 @@ It is never due for something that a run can't change.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -235,18 +235,8 @@ def _propose_join(
     topic: str, view: PartitionView, settings: TopicSettings, now_ms: int
 ) -> PartitionPlan | None:
     """Under `delete` alone: join runs of small neighbours, within a span of segment.ms so that retention can go on."""
-    run: list[Segment] = []
-    for segment in view.segments:
-        joined = [*run, segment]
-        fits = (
-            sum(each.size_bytes for each in joined) <= settings.segment_bytes
-            and max(each.max_timestamp_ms for each in joined) - min(each.min_timestamp_ms for each in joined)
-            <= settings.segment_ms
-        )
-        if not fits and len(run) >= JOIN_COUNT:
-            break
-        run = joined if fits else [segment]
-    if len(run) < JOIN_COUNT:
+    run = next((run for run in _runs(view.segments, settings) if len(run) >= JOIN_COUNT), None)
+    if run is None:
         return None
     at = view.positions
     return PartitionPlan(
@@ -268,6 +258,31 @@ def _propose_join(
         ),
         keyed=False,
     )
+
+
+def _runs(segments: Sequence[Segment], settings: TopicSettings) -> Iterator[list[Segment]]:
+    """Neighbours that make one segment, without those at the front that outweigh the rest.
+
+    So a file that was joined before is rewritten only when it at least doubles, and no record often.
+    """
+    run: list[Segment] = []
+    for segment in segments:
+        joined = [*run, segment]
+        fits = (
+            sum(each.size_bytes for each in joined) <= settings.segment_bytes
+            and max(each.max_timestamp_ms for each in joined) - min(each.min_timestamp_ms for each in joined)
+            <= settings.segment_ms
+        )
+        if not fits:
+            yield _without_heavy_front(run)
+        run = joined if fits else [segment]
+    yield _without_heavy_front(run)
+
+
+def _without_heavy_front(run: list[Segment]) -> list[Segment]:
+    while run and run[0].size_bytes > sum(each.size_bytes for each in run[1:]):
+        run = run[1:]
+    return run
 
 
 def estimate(ready: Sequence[Segment], distinct: Distinct) -> Estimate:

@@ -59,6 +59,7 @@ class BrokerConfig:
     deleter_size_enabled: bool
     worker_initial_delay_ms: int
     worker_interval_ms: int
+    worker_nice: int
     seal_interval_ms: int
     retention_interval_ms: int
     expire_interval_ms: int

@@ -260,6 +260,12 @@ BROKER_SETTINGS: tuple[Setting, ...] = (
         meaning="pause between two looks at what compaction is due",
     ),
     Setting(
+        key="worker.nice",
+        kind=WholeNumber(low=0, high=19),
+        default="10",
+        meaning="by how much `lastword worker` and its Spark give way to other processes (Unix's nice)",
+    ),
+    Setting(
         key="seal.interval.ms",
         kind=_INTERVAL_MS,
         default="10000",

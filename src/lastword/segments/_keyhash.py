@@ -20,7 +20,7 @@ def hash_keys(
         mixed = np.uint64(end - at) * np.uint64(0x9E3779B97F4A7C15)
         while at < end:
             word = np.uint64(0)
-            for index in range(min(8, end - at)):
+            for index in range(min(8, int(end - at))):
                 word |= np.uint64(data[at + index]) << np.uint64(8 * index)
             mixed = (mixed ^ word) * np.uint64(0xD6E8FEB86659FD93)
             mixed ^= mixed >> np.uint64(32)

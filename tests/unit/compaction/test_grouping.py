@@ -17,8 +17,7 @@ def member(index: int, size: int, *, free: bool = True, oldest: int = 0, newest:
 
 def grouped(*members: Member, merge_bytes: int = 100, span_ms: int | None = None) -> list[list[int]]:
     return [
-        [each.index for each in group]
-        for group in groups(members, merge_bytes=merge_bytes, span_ms=span_ms)
+        [each.index for each in group] for group in groups(members, merge_bytes=merge_bytes, span_ms=span_ms)
     ]
 
 
@@ -27,7 +26,10 @@ def test_nothing_makes_no_group() -> None:
 
 
 def test_new_and_rewritten_ones_join_up_to_the_limit() -> None:
-    assert grouped(member(4, 40), member(3, 40), member(2, 20), member(1, 1), member(0, 50)) == [[4, 3, 2], [1, 0]]
+    assert grouped(member(4, 40), member(3, 40), member(2, 20), member(1, 1), member(0, 50)) == [
+        [4, 3, 2],
+        [1, 0],
+    ]
 
 
 def test_one_that_is_larger_than_the_limit_stays_alone() -> None:
@@ -49,7 +51,11 @@ def test_a_group_with_a_clean_one_goes_on_with_what_is_rewritten_anyway() -> Non
 
 
 def test_where_retention_applies_a_group_spans_no_more_than_segment_ms() -> None:
-    found = [member(2, 1, oldest=100, newest=110), member(1, 1, oldest=90, newest=95), member(0, 1, oldest=89)]
+    found = [
+        member(2, 1, oldest=100, newest=110),
+        member(1, 1, oldest=90, newest=95),
+        member(0, 1, oldest=89),
+    ]
     assert grouped(*found, span_ms=20) == [[2, 1], [0]]
     assert grouped(*found, span_ms=21) == [[2, 1, 0]]
     assert grouped(*found, span_ms=None) == [[2, 1, 0]]

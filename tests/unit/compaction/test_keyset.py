@@ -16,7 +16,19 @@ from lastword.compaction.keyset import BestVersions, KeySet, SetTooLargeError, S
 Key = bytes | None
 
 # Near each other: empty, a prefix, the last byte, lengths around the words that are compared at a time.
-NEAR = [b"", b"\0", b"\0\0", b"a", b"b", b"a\0", b"abcdefg", b"abcdefgh", b"abcdefgi", b"abcdefghi", b"abcdefghj"]
+NEAR = [
+    b"",
+    b"\0",
+    b"\0\0",
+    b"a",
+    b"b",
+    b"a\0",
+    b"abcdefg",
+    b"abcdefgh",
+    b"abcdefgi",
+    b"abcdefghi",
+    b"abcdefghj",
+]
 LONG = [b"x" * 1000, b"x" * 999 + b"y", b"x" * 1001, b"y" + b"x" * 999]
 
 keys = st.one_of(st.none(), st.sampled_from(NEAR), st.sampled_from(LONG), st.binary(max_size=20))
@@ -181,7 +193,9 @@ def test_keys_with_the_same_hash_are_still_told_apart(
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     st.lists(
-        st.lists(st.tuples(keys, st.integers(0, 1), st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1])), max_size=60),
+        st.lists(
+            st.tuples(keys, st.integers(0, 1), st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1])), max_size=60
+        ),
         min_size=1,
         max_size=4,
     )

@@ -64,7 +64,9 @@ def test_past_its_size_it_keeps_the_lowest_hashes() -> None:
 
 def test_short_keys_are_all_told_apart() -> None:
     """Kafka's own hash, of 32 bits, is the same for b"b" and b"a\\0" and for many others."""
-    short = [bytes([first]) for first in range(256)] + [bytes([first, second]) for first in range(256) for second in range(256)]
+    short = [bytes([first]) for first in range(256)] + [
+        bytes([first, second]) for first in range(256) for second in range(256)
+    ]
     assert len(set(sketches._numbers_of(pa.array(short, pa.binary())).tolist())) == len(short)
 
 

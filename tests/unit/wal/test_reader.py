@@ -186,6 +186,18 @@ class TestFilesChangeUnderTheReader:
             assert read_on(reader, 6) == numbered(6, 10)
             reader.close()
 
+    def test_they_were_taken_and_the_reader_knows_it_already(self, wal: WalFolder) -> None:
+        with wal.opened() as writer:
+            in_files(wal, writer, 3, 6, 9)
+            reader = WalReader(wal.folder)
+            assert len(reader.read(0, max_bytes=EVERYTHING)) == 3
+            delete(wal, 1, 2)
+            assert reader.extent() == WalExtent(start=6, end=9)
+
+            with pytest.raises(OffsetGoneError):
+                reader.read(3, max_bytes=EVERYTHING)
+            reader.close()
+
     def test_a_rolled_file_that_is_open_is_read_to_its_end_though_it_was_taken(self, wal: WalFolder) -> None:
         with wal.opened() as writer:
             in_files(wal, writer, 4)

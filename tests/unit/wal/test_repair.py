@@ -242,7 +242,7 @@ class TestInALog:
         assert [each.sealed_end for each in topic.describe().partitions] == [0, 3]
 
     def test_a_file_with_every_record_lost_is_sealed_over(self, tmp_path: Path, clock: ManualClock) -> None:
-        with open_log(tmp_path / "d", clock) as log:
+        with open_log(tmp_path / "d", clock, {"local.retention.ms": 0}) as log:
             topic = log.create_topic("t")
             fill(topic, 0, 3)
             topic._writers[0].roll()
@@ -250,6 +250,8 @@ class TestInALog:
             assert topic.seal().problems
             topic.skip_wal_damage()
             assert topic.seal().problems == ()
+            # Neither the table nor the WAL has these offsets now, and a read passes over them.
+            log.run_retention()
             fill(topic, 3, 4)
             assert values(topic.read()) == [3]
             assert topic.extents()[0].log_start == 0

@@ -1,0 +1,124 @@
+"""`lastword erase`: remove every trace of keys."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastword.cli.options import Session, TopicArgument, YesOption, command
+from lastword.cli.output import count, facts, heading, styled
+from lastword.errors import InvalidError
+
+if TYPE_CHECKING:
+    from lastword.erase import EraseReport
+
+
+def register(app: typer.Typer) -> None:
+    command(
+        app,
+        "erase",
+        examples=[
+            "lastword erase users --key alice",
+            "lastword erase users --key alice --key bob --yes",
+            "lastword erase users --keys-file to-be-forgotten.txt",
+        ],
+    )(erase)
+
+
+def erase(
+    session: Session,
+    name: TopicArgument,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="KEY", help="A key, as text; can be repeated.", show_default=False),
+    ] = None,
+    keys_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys-file",
+            metavar="FILE",
+            help="A file of keys, one a line. Empty lines are passed over.",
+            show_default=False,
+        ),
+    ] = None,
+    key_base64: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key-base64",
+            metavar="BASE64",
+            help="A key that is not text; can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    yes: YesOption = False,
+) -> None:
+    """Remove every record of some keys from all files of a topic, for good.
+
+    Sealed files, older snapshots and the WAL included; there is no time travel to before it. The exit code is 1
+    if something is left, which the report names.
+    """
+    keys = _keys(key or [], keys_file, key_base64 or [])
+    # The question is asked before anything is locked: nobody should have to wait for an answer.
+    with session.read() as log:
+        log.topic(name)
+    question = (
+        f"Erase every record of {count(len(keys), 'key')} from {name}, and with them all its older snapshots, "
+        f"for ever?"
+    )
+    if not session.confirm(question, yes=yes):
+        session.output.show({"topic": name, "erased": False}, "Nothing was erased.")
+        raise typer.Exit(1)
+    with session.maintain() as log, session.output.progress(f"Erasing from {name}", unit="segments") as bar:
+        report = log.erase(name, keys, progress=bar.update)
+    session.output.show({"erased": not report.left, **asdict(report)}, *_parts(report))
+    if report.left:
+        raise typer.Exit(1)
+
+
+def _keys(texts: list[str], file: Path | None, encoded: list[str]) -> list[bytes]:
+    keys = [os.fsencode(each) for each in texts]
+    for each in encoded:
+        try:
+            keys.append(base64.b64decode(each, validate=True))
+        except (binascii.Error, ValueError) as error:
+            raise InvalidError(f"--key-base64 {each!r} is not base64: {error}") from None
+    if file is not None:
+        try:
+            keys += [line for line in file.read_bytes().split(b"\n") if line]
+        except OSError as error:
+            raise InvalidError(f"Can't read {file}: {error.strerror}") from error
+    if not keys:
+        raise InvalidError("No key was given to erase; give --key, --key-base64 or --keys-file.")
+    return list(dict.fromkeys(keys))
+
+
+def _parts(report: EraseReport) -> list[Any]:
+    if report.records_erased:
+        said = f"Erased {count(report.records_erased, 'record')} of {count(report.keys, 'key')} from {report.topic}."
+    else:
+        said = f"No sealed record of {report.topic} had one of the {count(report.keys, 'key')}."
+    parts: list[Any] = [
+        said,
+        facts(
+            [
+                ("files written anew", f"{report.files_rewritten:,}"),
+                ("files removed", f"{report.files_removed:,}"),
+                ("snapshots forgotten", f"{report.snapshots_expired:,}"),
+                ("WAL files removed", f"{report.wal_files_removed:,}"),
+            ]
+        ),
+    ]
+    if report.left:
+        return [
+            *parts,
+            heading("Left"),
+            *(styled(each, "red") for each in report.left),
+            "It is not done. The worker goes on with it, or the same command does.",
+        ]
+    return [*parts, "No byte of them is left."]

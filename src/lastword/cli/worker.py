@@ -1,0 +1,164 @@
+"""`lastword worker`: everything that goes on in the background, in the foreground of a terminal or a service.
+
+The loop runs in a thread of its own, so that a signal always finds the main thread free: it asks the loop to end,
+which it does between two commits. Spark, which takes over Ctrl-C where it is started from the main thread, does
+not get it here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastword.cli.options import Session, command, set_up_logging
+from lastword.cli.output import age, facts, heading, styled, table
+
+if TYPE_CHECKING:
+    from lastword.config import BrokerConfig
+    from lastword.log import Log
+    from lastword.worker import Worker
+
+
+def register(app: typer.Typer) -> None:
+    command(
+        app,
+        "worker",
+        examples=["lastword worker", "lastword worker -v", "lastword worker --once"],
+    )(worker)
+
+
+def worker(
+    session: Session,
+    once: Annotated[
+        bool, typer.Option("--once", help="Run every job once, then end: 1 if one of them failed.")
+    ] = False,
+) -> None:
+    """Seal, compact and apply retention in the background, each in its own time.
+
+    It works beside the process that writes the log, until Ctrl-C or SIGTERM, which end it between two commits
+    with exit code 0. There is one worker at a time. -v logs what it does.
+    """
+    import lastword
+    from lastword.clock import SystemClock
+    from lastword.locks import Role, RoleLock
+
+    with lastword.open(session.data_folder, config=session.config, maintain_only=True, create=False) as log:
+        os.nice(log.config.worker_nice)
+        made = log.worker()
+        if once:
+            # Its errors are in the result.
+            set_up_logging(session.verbose, ["lastword.worker", "lastword.log", "lastword.compaction.job"])
+            with RoleLock.acquire(log.path, Role.WORKER, SystemClock()):
+                _run_until_signal(made.run_all, made)
+            _show_status(session, made)
+            return
+        # Before anything is said: another worker may be there.
+        RoleLock.acquire(log.path, Role.WORKER, SystemClock(), brief=True).release()
+        _show_start(session, log)
+        _run_until_signal(made.run, made)
+    if not session.output.json:
+        session.output.show(None, "Stopped.")
+
+
+def _run_until_signal(run: Callable[[], None], made: Worker) -> None:
+    with _stopping(made), ThreadPoolExecutor(1, thread_name_prefix="lastword-worker") as pool:
+        pool.submit(run).result()
+
+
+@contextmanager
+def _stopping(made: Worker) -> Iterator[None]:
+    """While it is entered, Ctrl-C and SIGTERM ask the worker to end."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        made.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show_start(session: Session, log: Log) -> None:
+    jobs = _jobs(log.config)
+    session.output.show(
+        {
+            "data_folder": str(log.path),
+            "pid": os.getpid(),
+            "jobs": {name: {"first_ms": first, "every_ms": every} for name, _, first, every in jobs},
+        },
+        facts([("data folder", str(log.path)), ("process", str(os.getpid()))]),
+        "",
+        table(
+            ["job", "what it does", ">first after", ">then every"],
+            [(name, what, _duration(first), _duration(every)) for name, what, first, every in jobs],
+        ),
+        "",
+        "Ctrl-C or SIGTERM ends it between two commits.",
+    )
+    # Whoever started it may be waiting for this.
+    sys.stdout.flush()
+
+
+_WHAT = {
+    "seal": "rolls what is due, and seals it",
+    "compact": "compacts what is due",
+    "retention": "removes segments by retention.*",
+    "delete": "removes sealed WAL files by local.retention.*",
+    "expire": "forgets old snapshots",
+    "collect": "removes files that nothing names",
+}
+
+
+def _jobs(config: BrokerConfig) -> list[tuple[str, str, int, int]]:
+    from lastword.worker import schedule
+
+    return [(name, _WHAT[name], first, every) for name, (first, every) in schedule(config).items()]
+
+
+def _duration(duration_ms: int) -> str | None:
+    return age(duration_ms) if duration_ms % 1000 == 0 else f"{duration_ms} ms"
+
+
+def _show_status(session: Session, made: Worker) -> None:
+    status = made.status
+    ran = {name: job for name, job in status.jobs.items() if job.last_run_ms is not None}
+    parts: list[Any] = [
+        table(
+            ["job", ">time", "result"],
+            [
+                (
+                    name,
+                    f"{job.last_duration_s or 0:.1f} s",
+                    styled(f"failed: {job.last_error}", "red") if job.last_error else "done",
+                )
+                for name, job in ran.items()
+            ],
+        )
+    ]
+    if status.failing:
+        parts += [
+            heading("Not compacted"),
+            table(
+                ["topic", ">partition", "problem"],
+                [(each.topic, each.partition, styled(each.message, "red")) for each in status.failing],
+            ),
+        ]
+    session.output.show(
+        {
+            "jobs": {name: asdict(job) for name, job in status.jobs.items()},
+            "failing": [asdict(each) for each in status.failing],
+        },
+        *parts,
+    )
+    if status.failing or any(job.last_error for job in ran.values()):
+        raise typer.Exit(1)
