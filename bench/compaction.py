@@ -31,6 +31,8 @@ from lastword.segments.table import Segment, TopicInfo
 
 PARTS = ("ways", "parts", "growth", "second", "memory")
 ROWS_A_SEGMENT = 250_000
+SMALL_SEGMENT_BYTES = 16 << 20
+"""Files of this size let a second pass rewrite only those that lose something."""
 
 
 @dataclass(frozen=True)
@@ -191,18 +193,19 @@ class Bench:
         assert segment is not None
         return segment
 
-    def topic(self, partitions: int) -> Any:
+    def topic(self, partitions: int, segment_bytes: int = 2**30) -> Any:
         """The table of a new topic."""
         self._number += 1
         name = f"bench-{self._number}"
-        self.log.create_topic(name, partitions=partitions, config={"cleanup.policy": "compact"})
+        config = {"cleanup.policy": "compact", "segment.bytes": segment_bytes}
+        self.log.create_topic(name, partitions=partitions, config=config)
         return self.log._load(name)
 
-    def target(self, segments: list[Segment], partitions: int) -> Target:
+    def target(self, segments: list[Segment], partitions: int, segment_bytes: int = 2**30) -> Target:
         """A new topic that consists of these files; compaction leaves the files themselves alone."""
         from dataclasses import replace
 
-        table = self.topic(partitions)
+        table = self.topic(partitions, segment_bytes)
         base = table.snapshot()
         ends = {p: max(s.last_offset for s in segments if s.partition == p) + 1 for p in range(partitions)}
         positions = {p: replace(base.positions[p], sealed_end=end) for p, end in ends.items()}
@@ -213,9 +216,14 @@ class Bench:
     # ------------------------------------------------------------------------------------------- the ways
 
     def compact(
-        self, engine: Any, segments: list[Segment], partitions: int, config: Any = None
+        self,
+        engine: Any,
+        segments: list[Segment],
+        partitions: int,
+        config: Any = None,
+        segment_bytes: int = 2**30,
     ) -> tuple[float, Any, Target]:
-        target = self.target(segments, partitions)
+        target = self.target(segments, partitions, segment_bytes)
         compactor = Compactor(
             engine,
             config=config or self.log.config,
@@ -363,7 +371,7 @@ class Bench:
         ):
             times, report, read = [], None, 0
             for _ in range(3):
-                _, _, target = self.compact(self.spark, segments, 1)
+                _, _, target = self.compact(self.spark, segments, 1, segment_bytes=SMALL_SEGMENT_BYTES)
                 base = target.table.snapshot()
                 at = base.positions[0]
                 new = self._segment(target.table, rng, 0, at.sealed_end, numbers, 100)

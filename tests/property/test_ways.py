@@ -241,13 +241,13 @@ def test_inline_every_way_is_the_same(case: Case) -> None:
 
 
 @settings(
-    max_examples=5,
+    max_examples=2,
     deadline=None,
     derandomize=True,
     phases=(Phase.generate,),
     suppress_health_check=list(HealthCheck),
 )
-@given(st.lists(cases(), min_size=3, max_size=3))
+@given(st.lists(cases(), min_size=2, max_size=2))
 def test_on_spark_every_way_is_the_same(spark_engine: SparkEngine, some: list[Case]) -> None:  # noqa: F811
     with tempfile.TemporaryDirectory() as folder:
         place = local_place(Path(folder))

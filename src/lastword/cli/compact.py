@@ -234,52 +234,57 @@ def _show_plans(
     reason: str | None,
     last: Sequence[Any] = (),
 ) -> None:
-    rows = []
-    for plan in plans:
-        found = plan.estimate
-        rows.append(
+    shown: list[Any] = [f"There is nothing to compact: {reason}"]
+    if plans:
+        shown = [
+            f"A run would compact {count(len(plans), 'partition')}, the most urgent first:",
+            _plan_table(plans, with_topic="topic" not in data),
+        ]
+    session.output.show(
+        {**data, "dry_run": True, "partitions": [_plan_data(plan) for plan in plans]}, *shown, *last
+    )
+
+
+def _plan_table(plans: Sequence[PartitionPlan], *, with_topic: bool) -> Any:
+    estimates = [plan.estimate for plan in plans if plan.estimate is not None]
+    total = (
+        *(["all"] if with_topic else []),
+        "" if with_topic else "all",
+        "",
+        "",
+        sum(len(plan.segments) for plan in plans),
+        sum(plan.records for plan in plans),
+        size(sum(plan.size_bytes for plan in plans)),
+        sum(each.garbage_records for each in estimates),
+        size(sum(each.reclaimed_bytes for each in estimates)),
+    )
+    return table(
+        [
+            *(["\ntopic"] if with_topic else []),
+            ">\np",
+            "\nbecause of",
+            ">dirty\nratio",
+            ">seg-\nments",
+            ">\nrecords",
+            ">\nsize",
+            ">garbage\n(about)",
+            ">reclaimed\n(about)",
+        ],
+        [
             (
-                plan.topic,
+                *([plan.topic] if with_topic else []),
                 plan.partition,
                 plan.reason,
                 f"{plan.dirty_ratio:.2f}",
                 len(plan.segments),
                 plan.records,
                 size(plan.size_bytes),
-                None if found is None else found.garbage_records,
-                None if found is None else size(found.reclaimed_bytes),
+                plan.estimate.garbage_records if plan.estimate else None,
+                size(plan.estimate.reclaimed_bytes) if plan.estimate else None,
             )
-        )
-    total = (
-        "all",
-        "",
-        "",
-        "",
-        sum(len(plan.segments) for plan in plans),
-        sum(plan.records for plan in plans),
-        size(sum(plan.size_bytes for plan in plans)),
-        sum(plan.estimate.garbage_records for plan in plans if plan.estimate),
-        size(sum(plan.estimate.reclaimed_bytes for plan in plans if plan.estimate)),
-    )
-    columns = [
-        "\ntopic",
-        ">\np",
-        "\nbecause of",
-        ">dirty\nratio",
-        ">seg-\nments",
-        ">\nrecords",
-        ">\nsize",
-        ">garbage\n(about)",
-        ">reclaimed\n(about)",
-    ]
-    shown: list[Any] = [f"There is nothing to compact: {reason}"]
-    if plans:
-        shown = [
-            f"A run would compact {count(len(plans), 'partition')}, the most urgent first:",
-            table(columns, rows, total=total if len(rows) > 1 else None),
-        ]
-    session.output.show(
-        {**data, "dry_run": True, "partitions": [_plan_data(plan) for plan in plans]}, *shown, *last
+            for plan in plans
+        ],
+        total=total if len(plans) > 1 else None,
     )
 
 
@@ -311,13 +316,16 @@ def _show_report(
     not_sealed: Sequence[tuple[int, str]] = (),
 ) -> None:
     done = [each for each in report.partitions if each.problem is None]
+    with_topic = "topic" not in data
     parts: list[Any] = [*first]
     if done:
         parts += [
             f"Compacted {count(len(done), 'partition')} in {report.duration_s:.1f} s:",
-            _kept_table(done),
+            _kept_table(done, with_topic=with_topic),
             heading("How"),
-            _work_table(done),
+            _work_table(done, with_topic=with_topic),
+            "",
+            *_reasons(done, with_topic=with_topic),
         ]
     elif not report.problems:
         parts.append(f"There is nothing to compact: {reason}")
@@ -360,7 +368,7 @@ def _sum(reports: Sequence[PartitionReport], name: str) -> int:
     return sum(getattr(each, name) for each in reports)
 
 
-def _kept_table(done: Sequence[PartitionReport]) -> Any:
+def _kept_table(done: Sequence[PartitionReport], *, with_topic: bool) -> Any:
     """What there was, and what is left of it."""
 
     def numbers(own: Sequence[PartitionReport]) -> tuple[object, ...]:
@@ -374,25 +382,22 @@ def _kept_table(done: Sequence[PartitionReport]) -> Any:
             _sum(own, "tombstones_removed"),
         )
 
-    return table(
-        [
-            "\ntopic",
-            ">\np",
-            ">records\nbefore",
-            ">\nafter",
-            ">size\nbefore",
-            ">\nafter",
-            ">\nreclaimed",
-            ">tombstones\nkept",
-            ">\nremoved",
-        ],
-        [(each.topic, each.partition, *numbers([each])) for each in done],
-        total=("all", "", *numbers(done)) if len(done) > 1 else None,
+    columns = [
+        ">records\nbefore",
+        ">\nafter",
+        ">size\nbefore",
+        ">\nafter",
+        ">\nreclaimed",
+        ">tombstones\nkept",
+        ">\nremoved",
+    ]
+    return _partition_table(
+        columns, [(each, numbers([each])) for each in done], numbers(done), with_topic=with_topic
     )
 
 
-def _work_table(done: Sequence[PartitionReport]) -> Any:
-    """Why and how it was done, and what that took."""
+def _work_table(done: Sequence[PartitionReport], *, with_topic: bool) -> Any:
+    """How it was done, and what that took."""
 
     def numbers(own: Sequence[PartitionReport]) -> tuple[object, ...]:
         return (
@@ -403,32 +408,43 @@ def _work_table(done: Sequence[PartitionReport]) -> Any:
             size(_sum(own, "written_bytes")),
         )
 
+    columns = [
+        "\nway",
+        ">segments\nbefore",
+        ">com-\npacted",
+        ">\nafter",
+        ">\nread",
+        ">\nwritten",
+        ">\ntime",
+    ]
+    rows = [(each, (each.way, *numbers([each]), f"{each.duration_s:.1f} s")) for each in done]
+    return _partition_table(columns, rows, ("", *numbers(done), ""), with_topic=with_topic)
+
+
+def _partition_table(
+    columns: list[str],
+    rows: Sequence[tuple[PartitionReport, tuple[object, ...]]],
+    total: tuple[object, ...],
+    *,
+    with_topic: bool,
+) -> Any:
     return table(
-        [
-            "\ntopic",
-            ">\np",
-            "\nbecause of",
-            "\nway",
-            ">segments\nbefore",
-            ">com-\npacted",
-            ">\nafter",
-            ">\nread",
-            ">\nwritten",
-            ">\ntime",
-        ],
-        [
-            (
-                each.topic,
-                each.partition,
-                each.reason,
-                each.way,
-                *numbers([each]),
-                f"{each.duration_s:.1f} s",
-            )
-            for each in done
-        ],
-        total=("all", "", "", "", *numbers(done), "") if len(done) > 1 else None,
+        [*(["\ntopic"] if with_topic else []), ">\np", *columns],
+        [(*([each.topic] if with_topic else []), each.partition, *cells) for each, cells in rows],
+        total=(*(["all", ""] if with_topic else ["all"]), *total) if len(rows) > 1 else None,
     )
+
+
+def _reasons(done: Sequence[PartitionReport], *, with_topic: bool) -> list[str]:
+    """Why it was done, a line a reason."""
+    lines = []
+    for reason in dict.fromkeys(each.reason for each in done):
+        own = [each for each in done if each.reason == reason]
+        which = ", ".join(
+            f"{each.topic} {each.partition}" if with_topic else str(each.partition) for each in own
+        )
+        lines.append(f"Because of {reason}: {which if with_topic else f'partition {which}'}.")
+    return lines
 
 
 def _signed_size(size_bytes: int) -> str | None:

@@ -205,7 +205,8 @@ def _point(topic: Topic, as_of: str, partition: int | None) -> AsOf:
         return AsOf(snapshot_id=int(rest))
     if not as_of.isascii() or not as_of.isdigit():
         try:
-            return AsOf(time_ms=parse_time(as_of))
+            # A number is an offset here, also one that is none.
+            return AsOf(time_ms=parse_time(as_of if not as_of.startswith("-") else ""))
         except InvalidError:
             raise InvalidError(
                 f"--as-of is {as_of!r}; allowed: an offset such as 1000, a time such as 2026-01-31T12:00:00Z, "
