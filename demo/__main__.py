@@ -128,7 +128,7 @@ def show_partitions(topic: Topic) -> tuple[int, int]:
             f"{each.sealed_records:,}",
             mebibytes(each.sealed_bytes),
             f"{each.dirty_ratio or 0:.2f}",
-            each.due or "",
+            "yes" if each.due else "",
         )
     console.print(table)
     return sum(each.sealed_records for each in partitions), sum(each.sealed_bytes for each in partitions)

@@ -280,6 +280,8 @@ class Worker:
                     retry_ms=now_ms + pause_ms(count),
                 )
             )
+        if report.failed_topics:
+            raise _WorkError("; ".join(f"{topic}: {what}" for topic, what in report.failed_topics))
 
     def _retain(self, step: RetentionStep) -> None:
         report = self._log.run_retention(steps=[step])

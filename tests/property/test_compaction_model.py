@@ -1,6 +1,7 @@
 """Compaction against a model of lists and dicts: the same records stay, whatever happened before.
 
-LASTWORD_EXAMPLES multiplies the number of examples for a long run.
+LASTWORD_EXAMPLES multiplies the number of examples for a long run. A failing example is not made smaller, since each
+one takes a second: what it did is printed step by step.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.support.compacted import Twin
 from tests.support.compaction_model import NO_TIMESTAMP, Policy
@@ -152,12 +153,12 @@ def _compact(twin: Twin, mode: str) -> None:
             assert due.get(partition) in reasons, (partition, reasons, due)
         else:
             assert due.get(partition) in (None, "tombstones"), (partition, due)
-    twin.compact(asked_for=mode == "asked for", force=mode == "forced")
-    if mode != "due" or due:
-        _is_settled(twin)
+    report = twin.compact(asked_for=mode == "asked for", force=mode == "forced")
+    if report.partitions:
+        _is_settled(twin, {each.partition for each in report.partitions})
 
 
-def _is_settled(twin: Twin) -> None:
+def _is_settled(twin: Twin, compacted: set[int]) -> None:
     """After a run nothing is due at the same time but tombstones that lingered for one round and are expired."""
     runs = 0
     while due := twin.due():
@@ -168,14 +169,19 @@ def _is_settled(twin: Twin) -> None:
     before = twin.table.snapshot().id
     assert twin.compact().partitions == ()
     assert twin.table.snapshot().id == before
-    again = twin.compact(force=True)
-    assert all(each.written_bytes == 0 and each.segments_compacted == 0 for each in again.partitions), again
+    for each in twin.compact(force=True).partitions:
+        # Asked to, a run may still rewrite what min.rewrite.ratio has spared before.
+        if each.partition in compacted and (
+            not twin.policy.min_rewrite_ratio or each.records_after == each.records_before
+        ):
+            assert (each.written_bytes, each.segments_compacted) == (0, 0), each
 
 
 @settings(
-    max_examples=40 * EXAMPLES,
+    max_examples=30 * EXAMPLES,
     deadline=None,
     derandomize=EXAMPLES == 1,
+    phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),
 )
 @given(st.data())

@@ -180,7 +180,7 @@ def by_hand(case: Case, unit: Unit) -> tuple[str, ...]:
                 return (-offset,)  # type: ignore[operator]
             case "timestamp":
                 stamp = row["timestamp"]
-                return (stamp is not None, age_of[offset] if stamp is not None else 0, offset)  # type: ignore[index]
+                return (stamp is not None, age_of[offset] if stamp is not None else 0, offset)
         values = [each["value"] for each in row["headers"] or () if each["key"] == "v"]  # type: ignore[attr-defined]
         if not values:
             return (False, 0, offset)
@@ -268,9 +268,9 @@ def test_on_spark_every_way_is_the_same(spark_engine: SparkEngine, some: list[Ca
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_on_spark_each_strategy_goes_all_ways(
-    spark_engine: SparkEngine,
+    spark_engine: SparkEngine,  # noqa: F811
     strategy: str,
-    tmp_path: Path,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     rows: tuple[Row, ...] = tuple(
         (

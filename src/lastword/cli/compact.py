@@ -102,12 +102,16 @@ def compact_topic(
         data = {"topic": name, "nothing_to_compact": reason, "unsealed_records": unsealed}
         _show_plans(session, plans, data, reason, last)
         return
-    with session.maintain() as log:
-        topic = log.topic(name)
-        _check_partitions(topic, partition)
-        sealed = None if no_seal else _seal(session, topic)
-        report = _run(session, log, f"Compacting {name}", [name], partition, asked_for=True, force=force)
-        reason = None if report.partitions else _nothing_to_compact(topic, partition)
+
+    def work() -> tuple[SealReport | None, CompactionReport, str | None]:
+        with session.maintain() as log:
+            topic = log.topic(name)
+            _check_partitions(topic, partition)
+            sealed = None if no_seal else _seal(session, topic)
+            report = _run(session, log, f"Compacting {name}", [name], partition, asked_for=True, force=force)
+            return sealed, report, None if report.partitions else _nothing_to_compact(topic, partition)
+
+    sealed, report, reason = session.in_background(work)
     problems = sealed.problems if sealed is not None else ()
     _show_report(
         session,
@@ -197,8 +201,12 @@ def compact(
             plans = log.plan_compaction(asked_for=all_dirty)
         _show_plans(session, plans, {}, reason)
         return
-    with session.maintain() as log:
-        report = _run(session, log, "Compacting", None, None, asked_for=all_dirty, force=False)
+
+    def work() -> CompactionReport:
+        with session.maintain() as log:
+            return _run(session, log, "Compacting", None, None, asked_for=all_dirty, force=False)
+
+    report = session.in_background(work)
     _show_report(session, report, {}, [], reason)
     if report.problems:
         raise typer.Exit(1)

@@ -10,6 +10,7 @@ import typer
 
 from lastword.cli.options import Session, TopicArgument, command
 from lastword.cli.output import age, facts, heading, size, styled, table
+from lastword.errors import CorruptError, UnavailableError
 
 if TYPE_CHECKING:
     from lastword.config import EffectiveSetting
@@ -35,7 +36,7 @@ def describe(session: Session, name: TopicArgument) -> None:
     from lastword.worker import load_status
 
     with session.read() as log:
-        found = _look(log.topic(name))
+        found = _look(session, log.topic(name))
         readers = {each: CommittedPositions(log.path, found.id.hex, each).load() for each in found.readers}
         worker = holder(log.path, Role.WORKER)
         status = load_status(log.path)
@@ -51,10 +52,14 @@ def describe(session: Session, name: TopicArgument) -> None:
     )
 
 
-def _look(topic: Topic) -> TopicDescription:
+def _look(session: Session, topic: Topic) -> TopicDescription:
     found = topic.describe()
     if topic.settings.compacts and 0 < sum(each.segments for each in found.partitions) <= MOST_FOOTERS:
-        found = topic.describe(estimates=True)
+        try:
+            return topic.describe(estimates=True)
+        except (CorruptError, UnavailableError) as error:
+            # What is wrong is what people look here for.
+            session.output.warn(f"garbage can't be estimated: {error}")
     return found
 
 

@@ -93,12 +93,18 @@ def main() -> NoReturn:
     logging.captureWarnings(True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line; its exit code."""
     session = Session()
+    code = run(sys.argv[1:], session)
+    if session.abandoned:
+        # Not by the way that waits for threads and lets them talk.
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str], session: Session | None = None) -> int:
+    """Run one command line; its exit code."""
+    session = session or Session()
     try:
         with get_command(app).make_context("lastword", list(arguments), obj=session) as context:
             context.command.invoke(context)

@@ -11,11 +11,13 @@ import inspect
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -25,6 +27,8 @@ from lastword.errors import InvalidError, LockedError
 
 if TYPE_CHECKING:
     from lastword.log import Log
+
+T = TypeVar("T")
 
 DATA_VARIABLE = "LASTWORD_DATA"
 DEBUG_VARIABLE = "LASTWORD_DEBUG"
@@ -83,6 +87,8 @@ class Session:
     config: Path | None = None
     output: Output = field(default_factory=Output)
     verbose: int = 0
+    abandoned: bool = False
+    """A signal came while a thread was working: the process ends without waiting for it."""
 
     @property
     def data_folder(self) -> Path:
@@ -109,22 +115,35 @@ class Session:
         """
         import lastword
 
-        clock = SystemClock()
-        waited_ms = 0
         with (
             lastword.open(self.data_folder, config=self.config, maintain_only=True, create=False) as log,
-            ExitStack() as held,
+            _wait_for_maintenance(log),
         ):
-            while True:
-                try:
-                    held.enter_context(log.maintenance())
-                    break
-                except LockedError:
-                    if waited_ms >= MAINTENANCE_WAIT_MS:
-                        raise
-                    clock.sleep_ms(100)
-                    waited_ms += 100
             yield log
+
+    def in_background(self, work: Callable[[], T]) -> T:
+        """Do work that may use Spark in a thread of its own, from the opening of the log on, and wait for it.
+
+        Spark takes over Ctrl-C where the main thread starts it, and a signal that breaks into a talk with it leaves
+        only noise. So the main thread just waits. If a signal ends that, the thread is left behind and the process
+        ends with whatever it is doing, which is as safe as any kill.
+        """
+        result: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(work())
+            except BaseException as error:  # noqa: BLE001
+                result.set_exception(error)
+
+        threading.Thread(target=run, name="lastword-command", daemon=True).start()
+        try:
+            wait([result])
+        except BaseException:
+            self.abandoned = True
+            self.output.stop_progress()
+            raise
+        return result.result()
 
     def confirm(self, question: str, *, yes: bool) -> bool:
         """Whether to go on with what can't be undone. Asks on the terminal; without one, only `--yes` will do."""
@@ -142,6 +161,22 @@ class Session:
         self.config = given.get("config") or self.config
         self.output.json = given.get("json", False) or self.output.json
         self.verbose += given.get("verbose", 0)
+
+
+def _wait_for_maintenance(log: Log) -> ExitStack:
+    """The maintenance role, which another command or a worker that seals may have for a moment."""
+    clock = SystemClock()
+    waited_ms = 0
+    held = ExitStack()
+    while True:
+        try:
+            held.enter_context(log.maintenance())
+            return held
+        except LockedError:
+            if waited_ms >= MAINTENANCE_WAIT_MS:
+                raise
+            clock.sleep_ms(100)
+            waited_ms += 100
 
 
 def command(

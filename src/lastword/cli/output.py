@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -31,6 +31,7 @@ class Output:
     """Prints results, as JSON if it was asked for."""
 
     json: bool = False
+    _stop_bar: Callable[[], None] | None = None
 
     def show(self, data: object, *parts: RenderableType) -> None:
         """Print a result: `data` as one JSON document, or the parts one below the other."""
@@ -65,7 +66,14 @@ class Output:
             return
         # A terminal of its own: while Spark starts, what else goes to stderr goes to its log.
         with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal, _bar(title, unit, terminal) as bar:
+            self._stop_bar = bar.stop
             yield bar
+        self._stop_bar = None
+
+    def stop_progress(self) -> None:
+        """Take a bar that another thread shows off the terminal."""
+        if self._stop_bar is not None:
+            self._stop_bar()
 
 
 @contextmanager
@@ -106,6 +114,8 @@ class Progress:
     def update_records(self, records: int, all_records: int, done: int, total: int) -> None:
         """For a bar of `records`: records and bytes, done and in all."""
 
+    def stop(self) -> None: ...
+
 
 class _BarProgress(Progress):
     def __init__(self, bar: Any, task: Any) -> None:
@@ -118,6 +128,9 @@ class _BarProgress(Progress):
     def update_records(self, records: int, all_records: int, done: int, total: int) -> None:
         shown = f"{records:,}/{all_records:,} records"
         self._bar.update(self._task, completed=done, total=total, records=shown)
+
+    def stop(self) -> None:
+        self._bar.stop()
 
 
 def make_console(stream: TextIO) -> Console:

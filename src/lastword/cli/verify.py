@@ -54,8 +54,12 @@ def verify(
     Every key's winner is the same, what is gone was allowed to go, nothing else changed. The exit code is 1 if
     something is wrong. `topic history` lists the snapshots.
     """
-    with session.read() as log, session.output.progress(f"Comparing snapshots of {name}", unit="time"):
-        report = log.verify(name, before=before, after=after)
+
+    def compare() -> VerifyReport:
+        with session.read() as log, session.output.progress(f"Comparing snapshots of {name}", unit="time"):
+            return log.verify(name, before=before, after=after)
+
+    report = session.in_background(compare)
     session.output.show(_data(report), *_parts(report))
     if not report.holds:
         raise typer.Exit(1)

@@ -95,6 +95,8 @@ class CompactionReport:
 
     engine: str
     partitions: tuple[PartitionReport, ...] = ()
+    failed_topics: tuple[tuple[str, str], ...] = ()
+    """Topics that could not even be planned, and why. The others went on."""
     duration_s: float = 0.0
 
     @property
@@ -177,19 +179,24 @@ class Compactor:
         started_s = monotonic_s()
         reports: dict[tuple[str, int], PartitionReport] = {}
         leases: list[HeldLease] = []
+        failed: list[tuple[str, str]] = []
         try:
             planned: list[_Planned] = []
             for target in targets:
-                lease = self._leases.hold(topic_id=target.table.snapshot().topic.id.hex, job="compact")
-                leases.append(lease)
-                plans = plan_target(
-                    target, clock=self._clock, partitions=partitions, asked_for=asked_for, force=force
-                )
-                planned += [
-                    self._planned(plan, target, lease)
-                    for plan in plans
-                    if (plan.topic, plan.partition) not in exclude
-                ]
+                try:
+                    lease = self._leases.hold(topic_id=target.table.snapshot().topic.id.hex, job="compact")
+                    leases.append(lease)
+                    plans = plan_target(
+                        target, clock=self._clock, partitions=partitions, asked_for=asked_for, force=force
+                    )
+                    planned += [
+                        self._planned(plan, target, lease)
+                        for plan in plans
+                        if (plan.topic, plan.partition) not in exclude
+                    ]
+                except LastwordError as error:
+                    logger.error("the topic in %s can't be planned: %s", target.table.location, error)
+                    failed.append((target.table.location, str(error)))
             planned.sort(key=lambda each: planning.urgency(each.plan))
             watch = _Watch(planned, progress)
             # Nothing to do must not start an engine.
@@ -206,6 +213,7 @@ class Compactor:
         return CompactionReport(
             engine=self._engine.name,
             partitions=tuple(reports[key] for key in sorted(reports)),
+            failed_topics=tuple(failed),
             duration_s=monotonic_s() - started_s,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +20,13 @@ from lastword.clock import Clock
 from lastword.compaction.engine import Engine
 from lastword.compaction.job import CompactionReport, Compactor, PartitionReport, Progress, Target
 from lastword.config import BrokerConfig
-from lastword.errors import InvalidConfigError, UnavailableError, UnknownPartitionError
+from lastword.errors import InvalidConfigError, LastwordError, UnavailableError, UnknownPartitionError
 from lastword.leases import LeaseKeeper
 from lastword.reader import ATTEMPTS, clip, to_records, with_partition
 from lastword.record import Record
 from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -200,8 +203,16 @@ class EngineFactory:
         context = self.context
         compactor = Compactor(self.engine, config=context.config, clock=context.clock, leases=context.leases)
         looked_ms = context.clock.now_ms()
-        return compactor.run(
-            [replace(context.target(topic), looked_ms=looked_ms) for topic in topics],
+        targets: list[Target] = []
+        failed: list[tuple[str, str]] = []
+        for topic in topics:
+            try:
+                targets.append(replace(context.target(topic), looked_ms=looked_ms))
+            except LastwordError as error:
+                logger.error("compaction of %s: %s", topic, error)
+                failed.append((topic, str(error)))
+        report = compactor.run(
+            targets,
             partitions=request.partitions,
             asked_for=request.asked_for,
             force=request.force,
@@ -209,6 +220,7 @@ class EngineFactory:
             progress=request.progress,
             stop=request.stop,
         )
+        return replace(report, failed_topics=(*failed, *report.failed_topics))
 
     @property
     def context(self) -> ServiceContext:

@@ -543,6 +543,26 @@ def test_with_first_a_tombstone_waits_for_what_it_beats(tmp_path: Path) -> None:
         assert offsets(twin) == []
 
 
+def test_what_was_spared_goes_with_its_tombstone_and_not_after_it(tmp_path: Path) -> None:
+    policy = Policy(min_ratio=0.0, min_rewrite_ratio=0.9, delete_retention_ms=10 * SECOND)
+    with Twin(tmp_path / "data", policy, config={"segment.bytes": 14}) as twin:
+        twin.append(*keyed(*((key, "1") for key in "abcdef")))
+        twin.seal()
+        twin.compact()
+        twin.append(*keyed(("a", None)))
+        twin.seal()
+        twin.compact()
+        # One of six is little enough to be left where it is.
+        assert offsets(twin) == [0, 1, 2, 3, 4, 5, 6]
+        assert twin.positions().spared
+        assert twin.due() == {}
+        twin.move(10 * SECOND)
+        assert twin.due() == {0: "tombstones"}
+        twin.compact()
+        assert offsets(twin) == [1, 2, 3, 4, 5]
+        assert not twin.positions().spared
+
+
 def test_what_a_run_reports(twin: Twin) -> None:
     filled(twin)
     seen: list[tuple[int, int, int, int]] = []
