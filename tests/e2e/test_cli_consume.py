@@ -64,7 +64,20 @@ def test_where_it_begins(cli: Cli, options: tuple[str, ...], expected: str) -> N
         (("--max", "0"), "--max"),
         (("--reader", "r", "--partition", "0"), "does not go with --reader"),
         (("--reader", "a/b"), "is not a name for a reader"),
-        (("--state", "--follow"), "only --max goes with it"),
+        (("--state", "--follow"), "only --max and --as-of go with it"),
+        (("--as-of", "2", "--follow"), "--as-of shows the past"),
+        (("--as-of", "2", "--reader", "r"), "--as-of shows the past"),
+        (("--as-of", "2", "--from", "1"), "--as-of shows the past"),
+        (("--as-of", "2", "--from-time", "1"), "--as-of shows the past"),
+        (("--as-of", "2", "--compacted"), "--as-of shows the past"),
+        (("--as-of", "yesterday"), "allowed: an offset such as 1000, a time such as"),
+        (("--as-of", "-1"), "allowed: an offset such as 1000, a time such as"),
+        (("--as-of", "snapshot:x"), "a snapshot is a number"),
+        (("--as-of", "snapshot:7"), "There is no snapshot 7"),
+        (("--as-of", "5"), "Offset 5 of partition 0 is out of range"),
+        (("--compacted", "--follow"), "don't go with it"),
+        (("--compacted", "--reader", "r"), "don't go with it"),
+        (("--compacted", "--state"), "only --max and --as-of go with it"),
     ],
 )
 def test_what_does_not_go(cli: Cli, options: tuple[str, ...], message: str) -> None:
@@ -148,6 +161,61 @@ def test_the_state_is_the_newest_of_each_key(cli: Cli) -> None:
     assert len(cli("consume", "t", "--state").out.splitlines()) == 2
 
 
+# ------------------------------------------------------------------------------- the past, and compacted
+
+
+@pytest.fixture
+def compacted(tmp_path: Path) -> Cli:
+    """Offsets 0 to 3 sealed and compacted to 2 and 3; offset 4 only in the WAL."""
+    made = Cli(tmp_path / "compacted")
+    made.data.mkdir()
+    (made.data / "lastword.yaml").write_text(
+        "compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory\n"
+    )
+    made("topic", "create", "t", "--cleanup-policy", "compact")
+    lines = [{"key": "ab"[index % 2], "value": str(index), "timestamp": 1000 * index} for index in range(5)]
+    text = [json.dumps(each) for each in lines]
+    made("produce", "t", "--jsonl", stdin="\n".join(text[:4]).encode())
+    made("topic", "compact", "t")
+    made("produce", "t", "--jsonl", stdin=text[4].encode())
+    return made
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), "2 3 4"),
+        (("--as-of", "1"), "0 1"),
+        (("--as-of", "1", "--state"), "0 1"),
+        (("--as-of", "2", "--state"), "1 2"),
+        (("--as-of", "1970-01-01T00:00:02Z", "--state"), "1 2"),
+        (("--as-of", "2", "--max", "2"), "0 1"),
+        (("--as-of", "1", "--partition", "0"), "0 1"),
+        (("--as-of", "2100-01-01"), "2 3 4"),
+        (("--compacted",), "2 3 4"),
+        (("--compacted", "--from", "3"), "3 4"),
+        (("--compacted", "--max", "1"), "2"),
+    ],
+)
+def test_the_past_and_what_is_compacted(compacted: Cli, options: tuple[str, ...], expected: str) -> None:
+    assert compacted.values("t", *options) == expected.split()
+
+
+def test_a_snapshot_of_the_history_can_be_read(compacted: Cli) -> None:
+    snapshots = {each["operation"]: each for each in compacted.json("topic", "history", "t")["snapshots"]}
+    for operation, expected in (("seal", "0 1 2 3"), ("compact", "2 3")):
+        found = compacted.values("t", "--as-of", f"snapshot:{snapshots[operation]['snapshot_id']}")
+        assert found == expected.split()
+
+
+def test_an_offset_of_the_past_needs_a_partition_where_there_are_several(cli: Cli) -> None:
+    cli("topic", "create", "many", "--partitions", "3")
+    cli("produce", "many", "--partition", "2", stdin=b"a:1\nb:2\n")
+    assert "give a time or a snapshot" in cli("consume", "many", "--as-of", "0", code=2).err
+    assert "give a time or a snapshot" in cli("consume", "many", "--state", "--as-of", "0", code=2).err
+    assert cli.values("many", "--as-of", "0", "--partition", "2") == ["1"]
+
+
 def test_a_named_reader_goes_on_where_it_was(cli: Cli) -> None:
     fill(cli, 5)
     assert cli.values("t", "--reader", "export", "--max", "2") == ["0", "1"]
@@ -224,7 +292,7 @@ def test_a_closed_pipe_ends_following_without_a_record_to_write(cli: Cli) -> Non
     follower.stderr.close()
 
 
-def test_a_named_reader_stopped_by_a_closed_pipe_loses_nothing(cli: Cli) -> None:
+def test_a_named_reader_stopped_by_a_closed_pipe_goes_on_behind_what_it_wrote(cli: Cli) -> None:
     fill(cli, 20_000)
     reader = cli.spawn("consume", "t", "--reader", "r", "--json")
     assert reader.stdout is not None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -162,6 +166,70 @@ def test_describe_shows_positions_storage_settings_and_readers(users: Cli) -> No
     ):
         assert expected in text
     assert "Problems" not in text
+
+
+def test_describe_shows_what_is_due_and_what_the_last_compaction_did(cli: Cli) -> None:
+    cli.data.mkdir()
+    (cli.data / "lastword.yaml").write_text(
+        "compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory\n"
+    )
+    cli("topic", "create", "users", "--cleanup-policy", "compact")
+    cli("produce", "users", stdin="".join(f"k{index % 10}:{index}\n" for index in range(100)).encode())
+    cli("topic", "seal", "users")
+    (due,) = cli.json("topic", "describe", "users")["partitions"]
+    assert (due["due"], due["dirty_ratio"], due["last_run"]) == ("min.cleanable.dirty.ratio", 1.0, None)
+    assert due["estimate"]["garbage_records"] == 90
+    text = cli("topic", "describe", "users").out
+    assert "0   1.00       90" in text
+    assert "-  due\n" in text
+    assert "Due because of min.cleanable.dirty.ratio: partition 0." in text
+    assert "worker          none is running" in text
+    cli("topic", "compact", "users")
+    (done,) = cli.json("topic", "describe", "users")["partitions"]
+    assert (done["due"], done["dirty_ratio"], done["first_dirty"]) == (None, 0.0, 100)
+    assert set(done["last_run"]) == {"time_ms", "duration_ms", "reclaimed_bytes"}
+    text = cli("topic", "describe", "users").out
+    assert "s ago" in text
+    assert "Due" not in text
+
+
+def test_a_dead_process_is_not_taken_for_a_worker(users: Cli) -> None:
+    lock = users.data / "locks" / "worker.lock"
+    lock.parent.mkdir(exist_ok=True)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    said = {"pid": gone.pid, "host": socket.gethostname(), "command": "lastword worker"}
+    lock.write_text(json.dumps(said))
+    assert users.json("topic", "describe", "users")["worker"] is None
+    lock.write_text(json.dumps({**said, "pid": os.getpid()}))
+    assert f"process {os.getpid()} on " in users.json("topic", "describe", "users")["worker"]
+
+
+# ---------------------------------------------------------------------------------------------- history
+
+
+def test_history_lists_snapshots_with_what_each_did(users: Cli) -> None:
+    users("topic", "seal", "users")
+    users("topic", "alter", "users", "--config", "segment.ms=9000")
+    users("topic", "delete-records", "users", "--partition", "0", "--before", "-1")
+    found = users.json("topic", "history", "users")["snapshots"]
+    operations = [each["operation"] for each in found]
+    assert operations[:2] == ["create", "seal"]
+    assert operations[-1] == "delete-records"
+    assert [each["parent_id"] for each in found[1:]] == [each["snapshot_id"] for each in found[:-1]]
+    assert found[1]["details"]["records"] == "4"
+    assert sum(each["sealed_end"] for each in found[1]["partitions"]) == 4
+    out = users("topic", "history", "users").out
+    assert "records: 4" in out
+    assert "log start of partition 0: " in out
+    assert "there is no such topic" in users("topic", "history", "nope", code=2).err
+
+
+def test_history_fits_80_columns(users: Cli) -> None:
+    users("topic", "seal", "users")
+    terminal = Terminal(users, "topic", "history", "users", columns=80)
+    assert terminal.end() == 0
+    assert [line for line in terminal.shown.splitlines() if len(line) > 80] == []
 
 
 def test_describe_fits_80_columns(users: Cli) -> None:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,8 @@ class Running:
 
     def kill(self) -> None:
         if not self._ended:
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def finish(self) -> list[Line]:
         """Everything that the child said until it ended; its own errors are errors of the test."""
@@ -142,6 +143,7 @@ class Children:
         )
         self._pipes = Path(tempfile.mkdtemp(prefix="lastword-pipes-"))
         self._count = 0
+        self._started: list[Running] = []
         assert self._ask(None) == "ready"
 
     def start(self, job: Job) -> Running:
@@ -150,9 +152,13 @@ class Children:
         os.mkfifo(pipe)
         fd = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         pid = int(self._ask(json.dumps(asdict(replace(job, says_to=str(pipe))))))
-        return Running(pid, fd)
+        self._started.append(Running(pid, fd))
+        return self._started[-1]
 
     def close(self) -> None:
+        # Those that a failed test has left behind.
+        for each in self._started:
+            each.kill()
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.close()
         self._server.wait(timeout=DEADLINE_S)
