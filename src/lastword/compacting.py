@@ -89,8 +89,9 @@ class Compaction:
         for topic in topics:
             if request.stop():
                 break
+            service = self.service(topic)
             try:
-                done += self.service(topic).compact(request)
+                done += service.compact(request)
             except LastwordError as error:
                 logger.error("compaction of %s failed: %s", topic, error)
                 metrics.COMPACTION_ERRORS.labels(topic).inc()

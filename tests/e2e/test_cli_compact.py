@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
-from tests.support.cli import Cli, Terminal
+from tests.support.cli import Cli, Terminal, wait_until
 
 import lastword
 from lastword.cli import options
@@ -239,3 +240,14 @@ def test_compact_and_verify_on_spark_without_a_word_of_it_on_the_terminal(cli: C
     assert "beaten by another record of its key       90" in text
     assert text.endswith("Nothing was lost.\n")
     assert (cli.data / "logs" / "spark.log").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_at_once_and_quietly(cli: Cli, number: signal.Signals, code: int) -> None:
+    (cli.data / "lastword.yaml").write_text("spark.master: local[1]\n")
+    compacting = cli.spawn("topic", "compact", "users")
+    wait_until((cli.data / "logs" / "spark.log").exists)
+    compacting.send_signal(number)
+    out, err = compacting.communicate(timeout=60)
+    assert (compacting.returncode, out, err) == (code, b"", b"")
+    assert len(cli.values("users")) == 100

@@ -67,6 +67,9 @@ class Verdict:
     """Offsets that go, and why."""
     spareable: set[int] = field(default_factory=set)
     """Of those, the ones that min.rewrite.ratio may leave for a later run."""
+    may_wait: set[int] = field(default_factory=set)
+    """Of those, tombstones that may stay for longer. By the rules they go; Lastword does not look into segments that
+    it may not compact, and keeps every tombstone that might beat a record there."""
     passed: list[Row] = field(default_factory=list)
 
     def reasons(self, reason: str) -> list[int]:
@@ -205,6 +208,8 @@ class Partition:
                 verdict.gone[row.offset] = "beaten"
             elif row.is_tombstone and self._may_go(row, verdict.compactable_end, outside, now_ms):
                 verdict.gone[row.offset] = "tombstone"
+                if outside and self.policy.strategy != "offset":
+                    verdict.may_wait.add(row.offset)
             elif self._is_old(row, now_ms):
                 verdict.gone[row.offset] = "old"
         self._mark_spareable(verdict, ready, inside)
@@ -277,7 +282,8 @@ class Partition:
                 reasons.add("max.compaction.lag.ms")
             if self.dirty_ratio(extents, now_ms) >= self.policy.min_ratio:
                 reasons.add("min.cleanable.dirty.ratio")
-        if self.judge(extents, now_ms).reasons("tombstone"):
+        verdict = self.judge(extents, now_ms)
+        if set(verdict.reasons("tombstone")) - verdict.may_wait:
             reasons.add("tombstones")
         return reasons
 

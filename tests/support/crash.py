@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any
 from pyiceberg.catalog import load_catalog
 from tests.support.crash_child import (
     NAME_HEADER,
-    Job,
     broker_config,
     checksum,
     make_key,
@@ -87,6 +86,10 @@ class Running:
             if select.select([self._fd], [], [], left)[0]:
                 self._read()
 
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
     def kill(self) -> None:
         if not self._ended:
             with suppress(ProcessLookupError):
@@ -129,12 +132,27 @@ class Running:
             os.close(watched)
 
 
+def read_together(
+    running: Sequence[Running], done: Callable[[], bool] = lambda: False, deadline_s: float = DEADLINE_S
+) -> bool:
+    """Read what several children say until `done`, or until the first one ends; False if time is up before."""
+    deadline = time.monotonic() + deadline_s
+    while not done() and not running[0].ended:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        open_ones = {each._fd: each for each in running if not each.ended}
+        for fd in select.select(list(open_ones), [], [], left)[0]:
+            open_ones[fd]._read()
+    return True
+
+
 class Children:
     """Starts children within milliseconds, by forks of a process that has imported everything."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "tests.support.crash_child") -> None:
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.crash_child", "--serve"],
+            [sys.executable, "-m", module, "--serve"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=REPOSITORY,
@@ -146,7 +164,7 @@ class Children:
         self._started: list[Running] = []
         assert self._ask(None) == "ready"
 
-    def start(self, job: Job) -> Running:
+    def start(self, job: Any) -> Running:
         self._count += 1
         pipe = self._pipes / str(self._count)
         os.mkfifo(pipe)
@@ -155,10 +173,16 @@ class Children:
         self._started.append(Running(pid, fd))
         return self._started[-1]
 
-    def close(self) -> None:
-        # Those that a failed test has left behind.
+    def end_all(self) -> None:
+        """Kill those that a test has left behind, and wait until they are gone."""
         for each in self._started:
             each.kill()
+        for each in self._started:
+            each.read_until()
+        self._started.clear()
+
+    def close(self) -> None:
+        self.end_all()
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.close()
         self._server.wait(timeout=DEADLINE_S)

@@ -12,6 +12,7 @@ follow from that name, so that a reader can check any record that it finds, ackn
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -33,6 +34,7 @@ from lastword.errors import InvalidTopicError, OffsetOutOfRangeError, TopicExist
 from lastword.partitioner import partition_of
 
 NAME_HEADER = "name"
+PR_SET_PDEATHSIG = 1
 CORE_TOPICS = {
     "kept": {"retention.ms": -1, "segment.bytes": 3000},
     "cloud.first": {"retention.ms": -1, "local.retention.ms": 0, "segment.bytes": 2000},
@@ -84,26 +86,34 @@ def broker_config(sync: str = "group") -> dict[str, object]:
     return {**BROKER, "wal.sync": sync}
 
 
-class Child:
-    """One job at work."""
+class Speaker:
+    """Says what happens, and dies at the step that it is told to die at."""
 
-    def __init__(self, job: Job, fd: int) -> None:
-        self.job = job
+    def __init__(self, fd: int, kill_step: str | None, kill_count: int) -> None:
         self.fd = fd
-        self.random = random.Random(job.run)
-        self.appends = 0
-        self.appended: set[str] = set()
-        self.left_to_kill = job.kill_count
+        self.kill_step = kill_step
+        self.left_to_kill = kill_count
 
     def say(self, mark: str, what: str, **details: Any) -> None:
         os.write(self.fd, (json.dumps([mark, what, details]) + "\n").encode())
 
     def reached(self, step: str) -> None:
-        if step == self.job.kill_step:
+        if step == self.kill_step:
             self.left_to_kill -= 1
             if self.left_to_kill == 0:
                 self.say("!", "killed", step=step)
                 os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Child(Speaker):
+    """One job at work."""
+
+    def __init__(self, job: Job, fd: int) -> None:
+        super().__init__(fd, job.kill_step, job.kill_count)
+        self.job = job
+        self.random = random.Random(job.run)
+        self.appends = 0
+        self.appended: set[str] = set()
 
     def run(self) -> None:
         steps.install(self.reached)
@@ -394,9 +404,14 @@ def tear_active_files(folder: Path) -> None:
                 active.write(whole[: min(len(whole), 200) * 2 // 3])
 
 
-def run_job(job: Job) -> int:
+def run_job(job: dict[str, Any]) -> int:
+    return run_child(Job(**job), Child)
+
+
+def run_child(job: Any, child_class: Callable[[Any, int], Any]) -> int:
+    """Let a child do its job; what it fails with is said too."""
     fd = 1 if job.says_to is None else os.open(job.says_to, os.O_WRONLY | os.O_CLOEXEC)
-    child = Child(job, fd)
+    child = child_class(job, fd)
     try:
         child.run()
     except BaseException:  # noqa: BLE001
@@ -405,23 +420,28 @@ def run_job(job: Job) -> int:
     return 0
 
 
-def serve() -> None:
+def serve(run: Callable[[dict[str, Any]], int]) -> None:
     """Answers each job with the pid of its process."""
     # Nobody waits for the children: they are watched through pidfds by whoever asked for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     warm_up()
     print("ready", flush=True)
     for line in sys.stdin:
-        job = Job(**json.loads(line))
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                code = run_job(job)
+                die_with_parent()
+                code = run(json.loads(line))
             finally:
                 os._exit(code)
         print(pid, flush=True)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the one that forked it ends, however that ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def warm_up() -> None:
@@ -435,6 +455,6 @@ def warm_up() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--serve"]:
-        serve()
+        serve(run_job)
     else:
-        sys.exit(run_job(Job(**json.loads(sys.argv[1]))))
+        sys.exit(run_job(json.loads(sys.argv[1])))

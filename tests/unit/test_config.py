@@ -348,10 +348,10 @@ def test_explain_says_where_each_setting_comes_from(tmp_path: Path) -> None:
     settings = {setting.key: setting for setting in config.explain("db.users", {"null.key": "reject"})}
     assert settings["null.key"] == EffectiveSetting(key="null.key", value="reject", source="topic", where="")
     assert settings["cleanup.policy"] == EffectiveSetting(
-        key="cleanup.policy", value="compact", source="namespace db", where=f"{file}:18"
+        key="cleanup.policy", value="compact", source="namespace db", where=f"{file}:28"
     )
     assert settings["retention.ms"] == EffectiveSetting(
-        key="retention.ms", value="0", source="broker", where=f"{file}:15"
+        key="retention.ms", value="0", source="broker", where=f"{file}:25"
     )
     assert settings["segment.ms"] == EffectiveSetting(
         key="segment.ms", value="604800000", source="default", where=""
@@ -359,7 +359,7 @@ def test_explain_says_where_each_setting_comes_from(tmp_path: Path) -> None:
     assert settings["wal.sync"].value == "interval:50"
     assert settings["topic.default_config.cleanup.policy"].value == "compact,delete"
     assert settings["catalog.type"] == EffectiveSetting(
-        key="catalog.type", value="sql", source="broker", where=f"{file}:13"
+        key="catalog.type", value="sql", source="broker", where=f"{file}:23"
     )
 
 

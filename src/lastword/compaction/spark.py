@@ -5,20 +5,17 @@ partitions that one task each can compact; a large partition is two stages (mask
 rewrite spread over tasks); one with more keys than fit into memory lets Spark SQL find the winners, from keys and
 versions alone, and is then rewritten like a large one.
 
-A task that fails or is killed has written files that nothing names. It is tried again, under new names.
+A task that fails or is killed has written files that nothing names. It is tried again, under new names. Where
+Spark itself dies, what was running fails, and whatever comes next is given a new session.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import pickle
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -40,31 +37,20 @@ from lastword.compaction.engine import (
 )
 from lastword.compaction.keyset import Share
 from lastword.compaction.service import EngineFactory, ServiceContext
+from lastword.compaction.spark_session import (
+    default_parallelism,
+    is_alive,
+    message,
+    spark_errors,
+    start,
+    stop,
+)
 from lastword.compaction.survivors import Mask, Survivors, pack
 from lastword.compaction.unit import Unit
 from lastword.errors import InvalidConfigError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MASTER = "local[*,3]"
-"""All cores of this machine; a task whose process dies is tried twice more."""
-
-_DEFAULTS = {
-    "spark.app.name": "lastword",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    # What is known beforehand needs no adapting, and a run pays for each stage.
-    "spark.sql.adaptive.enabled": "false",
-    "spark.python.unix.domain.socket.enabled": "true",
-    "spark.driver.memory": "1g",
-    "spark.sql.session.timeZone": "UTC",
-    # Spark's own default suits clusters; here each of them is a task on one machine.
-    "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
-}
-_ENVIRONMENT = {
-    # Arrow gives memory back and takes it again with each row group otherwise.
-    "MIMALLOC_PURGE_DELAY": "10000",
-}
 _RESULT_SCHEMA = "job int, result binary"
 
 
@@ -81,7 +67,7 @@ class SparkEngine:
 
     @property
     def parallel(self) -> int:
-        return max(1, _default_parallelism(self.session()))
+        return max(1, default_parallelism(self.session()))
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
         results: dict[int, Result] = {}
@@ -96,27 +82,37 @@ class SparkEngine:
         return [results[number] for number in range(len(jobs))]
 
     def session(self) -> Any:
-        """The Spark session; started if it is not running."""
+        """The Spark session; started if it is not running, or no longer."""
         with self._lock:
+            if self._spark is not None and not self._is_alive(self._spark):
+                logger.warning("Spark is gone; a new session is started")
+                stop(self._spark)
+                self._spark = None
             if self._spark is None:
-                self._spark = _start(self._settings, self._log_path)
+                self._spark = start(self._settings, self._log_path)
             return self._spark
 
     def close(self) -> None:
         with self._lock:
-            if self._spark is not None:
-                self._spark.stop()
-                self._spark = None
+            spark, self._spark = self._spark, None
+            if spark is not None and "spark.remote" in self._settings:
+                spark.stop()
+            elif spark is not None:
+                stop(spark)
+
+    def _is_alive(self, spark: Any) -> bool:
+        """Whether the session can be used; one on a server that others run is always worth a try."""
+        return "spark.remote" in self._settings or is_alive(spark)
 
     def _one_stage(self, jobs: Sequence[tuple[int, Job]]) -> dict[int, Result]:
-        threads = max(1, self.parallel // len(jobs))
-        units = [replace(job.unit, threads=min(threads, 2)) for _, job in jobs]
         try:
+            threads = max(1, self.parallel // len(jobs))
+            units = [replace(job.unit, threads=min(threads, 2)) for _, job in jobs]
             found = self._map(units, carry_out)
-        except _spark_errors() as error:
+        except spark_errors() as error:
             # A job fails as a whole; one unit at a time tells which of them it was.
             if len(jobs) == 1:
-                return {jobs[0][0]: Failure(message=_message(error))}
+                return {jobs[0][0]: Failure(message=message(error))}
             return {number: result for each in jobs for number, result in self._one_stage([each]).items()}
         return {number: result for (number, _), result in zip(jobs, found, strict=True)}
 
@@ -185,13 +181,16 @@ class SparkEngine:
             .mapInArrow(_task(list(items), work), _RESULT_SCHEMA)
         )
         results = {each["job"]: pickle.loads(bytes(each["result"])) for each in tasks.collect()}
+        if len(results) < len(items):
+            # A stream of results that breaks off looks like one that ends.
+            raise UnavailableError(f"Spark gave {len(results)} of {len(items)} results and went away")
         return [results[number] for number in range(len(items))]
 
     def _guarded(self, way: Callable[[Job], Result], job: Job) -> Result:
         try:
             return way(job)
-        except _spark_errors() as error:
-            return Failure(message=_message(error))
+        except spark_errors() as error:
+            return Failure(message=message(error))
 
 
 def _task(
@@ -248,87 +247,6 @@ def _pack_rows(rows: list[int]) -> Callable[[pa.Table], pa.Table]:
         )
 
     return run
-
-
-def _start(settings: Mapping[str, str], log_path: Path | None) -> Any:
-    """Start or find the session. Spark's own words go to a file, not to the terminal."""
-    from pyspark.sql import SparkSession
-
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    # Executors would start the system's Python otherwise.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    remote = settings.get("spark.remote")
-    builder = SparkSession.builder.remote(remote) if remote else SparkSession.builder
-    if not remote:
-        quiet = resources.files("lastword.compaction").joinpath("log4j2.properties")
-        options = settings.get("spark.driver.extraJavaOptions", "")
-        defaults = _DEFAULTS | {
-            "spark.master": DEFAULT_MASTER,
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={quiet} {options}".strip(),
-        }
-        for key, value in (
-            defaults | {k: v for k, v in settings.items() if k != "spark.driver.extraJavaOptions"}
-        ).items():
-            builder = builder.config(key, value)
-    else:
-        for key, value in settings.items():
-            if key != "spark.remote":
-                builder = builder.config(key, value)
-    try:
-        with _stderr_to(log_path):
-            spark = builder.getOrCreate()
-            if not remote:
-                spark.sparkContext.setLogLevel("ERROR")
-            return spark
-    except Exception as error:
-        hint = "" if log_path is None else f" Spark's own words are in {log_path}."
-        raise UnavailableError(
-            f"Spark can't be started: {_message(error)}.{hint} It needs Java 17 or newer (JAVA_HOME or java on the "
-            f"path); without Java, set compaction.service.factory to "
-            f"lastword.compaction.inline:InlineCompactionServiceFactory."
-        ) from error
-
-
-@contextlib.contextmanager
-def _stderr_to(path: Path | None) -> Iterator[None]:
-    """Let a child that is started meanwhile write its errors to a file."""
-    if path is None:
-        yield
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.flush()
-    saved = os.dup(2)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    try:
-        os.dup2(log, 2)
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(log)
-
-
-def _default_parallelism(spark: Any) -> int:
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except Exception:  # noqa: BLE001 - Spark Connect has no context, and says so in several ways
-        return int(spark.conf.get("spark.default.parallelism", "8"))
-
-
-def _spark_errors() -> tuple[type[Exception], ...]:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    return (PySparkException, Py4JError)
-
-
-def _message(error: BaseException) -> str:
-    """The first telling line of an error that may carry a Java stack trace."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:500] if lines else type(error).__name__
 
 
 class SparkCompactionServiceFactory(EngineFactory):

@@ -1,0 +1,193 @@
+"""The Spark session of this process: started, found out to be dead, and let go of.
+
+Spark's own classes keep a dead JVM for ever, so that a process whose JVM was killed could never use Spark again.
+"""
+
+# ruff: noqa: SLF001 - Spark has no public way to let go of a JVM that is dead.
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from lastword.errors import UnavailableError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MASTER = "local[*,3]"
+"""All cores of this machine; a task whose process dies is tried twice more."""
+
+_DEFAULTS = {
+    "spark.app.name": "lastword",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # What is known beforehand needs no adapting, and a run pays for each stage.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.driver.memory": "1g",
+    "spark.sql.session.timeZone": "UTC",
+    # Spark's own default suits clusters; here each of them is a task on one machine.
+    "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
+}
+_ENVIRONMENT = {
+    # Arrow gives memory back and takes it again with each row group otherwise.
+    "MIMALLOC_PURGE_DELAY": "10000",
+}
+
+
+def start(settings: Mapping[str, str], log_path: Path | None) -> Any:
+    """Start or find the session. Spark's own words go to a file, not to the terminal."""
+    from pyspark.sql import SparkSession
+
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # Executors would start the system's Python otherwise.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    remote = settings.get("spark.remote")
+    builder = SparkSession.builder.remote(remote) if remote else SparkSession.builder
+    if not remote:
+        quiet = resources.files("lastword.compaction").joinpath("log4j2.properties")
+        options = settings.get("spark.driver.extraJavaOptions", "")
+        defaults = _DEFAULTS | {
+            "spark.master": DEFAULT_MASTER,
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={quiet} {options}".strip(),
+        }
+        for key, value in (
+            defaults | {k: v for k, v in settings.items() if k != "spark.driver.extraJavaOptions"}
+        ).items():
+            builder = builder.config(key, value)
+    else:
+        for key, value in settings.items():
+            if key != "spark.remote":
+                builder = builder.config(key, value)
+    try:
+        with _stderr_to(log_path):
+            spark = builder.getOrCreate()
+            if not remote:
+                spark.sparkContext.setLogLevel("ERROR")
+            return spark
+    except Exception as error:
+        hint = "" if log_path is None else f" Spark's own words are in {log_path}."
+        raise UnavailableError(
+            f"Spark can't be started: {message(error)}.{hint} It needs Java 17 or newer (JAVA_HOME or java on the "
+            f"path); without Java, set compaction.service.factory to "
+            f"lastword.compaction.inline:InlineCompactionServiceFactory."
+        ) from error
+
+
+@contextlib.contextmanager
+def _stderr_to(path: Path | None) -> Iterator[None]:
+    """Let a child that is started meanwhile write its errors to a file."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    saved = os.dup(2)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        os.dup2(log, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(log)
+
+
+def is_alive(spark: Any) -> bool:
+    """Whether a session can be used: its JVM is there, and it has not ended by itself in it."""
+    return _answers(spark) and not _has_ended(spark)
+
+
+def _answers(spark: Any) -> bool:
+    """Whether the JVM of a session is there."""
+    context = spark.sparkContext
+    java_process = getattr(context._gateway, "proc", None)
+    if context._jsc is None or (java_process is not None and java_process.poll() is not None):
+        return False
+    try:
+        context._jsc.version()
+    except spark_errors():
+        return False
+    return True
+
+
+def _has_ended(spark: Any) -> bool:
+    """Whether the context has ended by itself, in a JVM that is still there."""
+    try:
+        return bool(spark.sparkContext._jsc.sc().isStopped())
+    except spark_errors():
+        return True
+
+
+def stop(spark: Any) -> None:
+    """Stop a session. Spark asks the JVM first, and where that is dead keeps everything: then it is let go of here."""
+    if spark.sparkContext._jsc is None:
+        # Somebody in this process has stopped it in order. The JVM may be someone else's by now.
+        return
+    if _answers(spark):
+        try:
+            spark.stop()
+            return
+        except spark_errors() as error:
+            logger.warning("Spark did not stop in order: %s", message(error))
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    context = spark.sparkContext
+    # Without it, `stop` only ends what is in this process.
+    context._jsc = None
+    context.stop()
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    java_process = getattr(gateway, "proc", None)
+    if java_process is not None:
+        # One that hangs must not go on writing.
+        java_process.kill()
+        java_process.communicate()
+    if gateway is not None:
+        with contextlib.suppress(*spark_errors()):
+            gateway.shutdown()
+
+
+def default_parallelism(spark: Any) -> int:
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except connection_errors() as error:
+        raise UnavailableError(message(error)) from error
+    except Exception:  # noqa: BLE001 - Spark Connect has no context, and says so in several ways
+        return int(spark.conf.get("spark.default.parallelism", "8"))
+
+
+def spark_errors() -> tuple[type[Exception], ...]:
+    """What a call of Spark may raise, also where it is not there (any more)."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    return (UnavailableError, PySparkException, Py4JError, *connection_errors())
+
+
+def connection_errors() -> tuple[type[Exception], ...]:
+    """What it looks like when the JVM is gone."""
+    from py4j.protocol import Py4JNetworkError
+
+    return (Py4JNetworkError, ConnectionError, EOFError)
+
+
+def message(error: BaseException) -> str:
+    """The first telling line of an error that may carry a Java stack trace."""
+    if isinstance(error, connection_errors()):
+        return (
+            f"Spark does not answer any more ({error or type(error).__name__}): its JVM was killed, or ran out of "
+            f"memory. Nothing was changed; the next run starts a new one."
+        )
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:500] if lines else type(error).__name__
