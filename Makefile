@@ -15,7 +15,7 @@ demo: $(READY) java
 	@$(PYTHON) -m demo
 
 test: $(READY) java
-	$(PYTHON) -m pytest -m "not soak"
+	$(PYTHON) -m pytest -m "not soak" -n 2 --dist loadfile
 
 check: $(READY)
 	$(VENV)/bin/ruff format --check .

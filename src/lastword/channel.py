@@ -27,7 +27,7 @@ Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class ChannelServer:
-    """Answers requests on a thread of its own until it is closed."""
+    """Answers requests on a thread of its own, from `start` on until it is closed. Those that come before wait."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -38,6 +38,8 @@ class ChannelServer:
         self._socket.bind(self.path)
         self._socket.listen(16)
         self._thread = threading.Thread(target=self._run, name="lastword-channel", daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
@@ -46,7 +48,8 @@ class ChannelServer:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             logger.debug("the channel was closed already")
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -69,6 +72,10 @@ class ChannelServer:
             answer = self._handler(request)
         except LastwordError as error:
             answer = {"error": str(error)}
+        except Exception as error:
+            # The thread must outlive it, or whoever asks next would wait for an answer in vain.
+            logger.exception("a request on the writer's channel met an unexpected error: %s", request)
+            answer = {"error": f"The writer met an unexpected error: {error}"}
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 

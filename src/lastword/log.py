@@ -165,6 +165,9 @@ class Log:
                 if self.config.wal_sync.mode == "interval":
                     assert self.config.wal_sync.interval_ms is not None
                     self._flusher = Flusher(self._writers, self.config.wal_sync.interval_ms)
+            if self._channel is not None:
+                # Its answers need everything above; who asks before waits.
+                self._channel.start()
         except BaseException:
             if self._channel is not None:
                 self._channel.close()

@@ -148,61 +148,28 @@ class _Comparison:
             "log_start",
             "sealed_end_before",
         )
-        compared = compared.withColumn("may_go", self._may_go()).cache()
-        try:
-            return self._judge(compared, sql)
-        finally:
-            compared.unpersist()
-
-    def _judge(self, compared: Any, sql: Any) -> VerifyReport:
-        competing = compared.where("key is not null and offset >= log_start")
-        rank = sql.struct("known", "version", "offset")
-        if self._settings.compaction_strategy == "first":
-            best = sql.min_by(sql.struct("offset", "is", "may_go"), "offset")
-        else:
-            best = sql.max_by(sql.struct("offset", "is", "may_go"), rank)
-        best = competing.groupBy("partition", "key").agg(best.alias("best")).cache()
-        gone = compared.where("was and not is").join(best, ["partition", "key"], "left")
-        beaten = sql.col("best").isNotNull() & (sql.col("best.offset") != sql.col("offset"))
-        lawful = sql.col("best.is") | sql.col("best.may_go").isNotNull()
-        judged = gone.withColumn(
-            "rule",
-            sql.when(sql.col("offset") < sql.col("log_start"), "below the log start")
-            .when(beaten & lawful, "beaten by another record of its key")
-            .otherwise(sql.col("may_go")),
-        ).cache()
-        counts = {
-            each["rule"]: each["count"]
-            for each in judged.where("rule is not null").groupBy("rule").count().collect()
-        }
-        wrong = judged.where("rule is null").select(
-            "partition",
-            "offset",
-            "key",
-            sql.when(sql.col("key").isNull(), "a record without a key is gone, and no rule let it go")
-            .when(beaten, "it is gone, and so is the record that beat it")
-            .otherwise("it is gone, and it was the winner of its key")
-            .alias("what"),
+        judged = self._judged(compared.withColumn("may_go", self._may_go()))
+        # One pass counts everything; only where something is wrong a second one fetches examples.
+        counts = (
+            judged.groupBy("kind", "what")
+            .agg(sql.count("*").alias("n"), sql.sum("wins").alias("keys"))
+            .collect()
         )
-        appeared = compared.where("is and not was and offset < sealed_end_before").select(
-            "partition", "offset", "key", sql.lit("it was not there before").alias("what")
+        gone = {each["what"]: each["n"] for each in counts if each["kind"] == "gone"}
+        problem_count = sum(each["n"] for each in counts if each["kind"] == "problem")
+        examples = (
+            judged.where("kind = 'problem'").orderBy("partition", "offset").limit(MAX_EXAMPLES).collect()
+            if problem_count
+            else []
         )
-        changed = compared.where("was and is and not same").select(
-            "partition", "offset", "key", sql.lit("key, value, headers or timestamp changed").alias("what")
-        )
-        disorder = compared.where("is and not in_order").select(
-            "partition", "offset", "key", sql.lit("its offset is not above the one before it").alias("what")
-        )
-        problems = wrong.union(appeared).union(changed).union(disorder).cache()
-        found = problems.orderBy("partition", "offset").limit(MAX_EXAMPLES).collect()
-        report = VerifyReport(
+        return VerifyReport(
             topic=self._after.topic.name,
             before=self._before,
             after=self._after,
             records_before=sum(segment.records for segment in self._sides[0]),
             records_after=sum(segment.records for segment in self._sides[1]),
-            keys=best.count(),
-            gone=counts,
+            keys=sum(each["keys"] for each in counts),
+            gone=gone,
             problems=tuple(
                 Problem(
                     partition=each["partition"],
@@ -210,13 +177,54 @@ class _Comparison:
                     key=None if each["key"] is None else bytes(each["key"]),
                     what=each["what"],
                 )
-                for each in found
+                for each in examples
             ),
-            problem_count=problems.count(),
+            problem_count=problem_count,
         )
-        for frame in (best, judged, problems):
-            frame.unpersist()
-        return report
+
+    def _judged(self, compared: Any) -> Any:
+        """Each record with a verdict: `kind` is kept, gone or problem, `what` says by which rule or what is wrong."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as sql
+
+        col = sql.col
+        # Records without a key compete with nobody: each is a window of its own.
+        same_key = Window.partitionBy("partition", "key", sql.when(col("key").isNull(), col("offset")))
+        rank = sql.struct("known", "version", "offset")
+        if self._settings.compaction_strategy == "first":
+            rank = sql.struct((-col("offset")).alias("rank"))
+        competes = sql.when(col("offset") >= col("log_start"), rank)
+        best = sql.max_by(sql.struct("offset", "is", "may_go"), competes).over(same_key)
+        judged = compared.withColumn("best", best)
+        beaten = col("key").isNotNull() & (col("best.offset") != col("offset"))
+        lawful = col("best.is") | col("best.may_go").isNotNull()
+        gone = (
+            sql.when(col("offset") < col("log_start"), "below the log start")
+            .when(beaten & lawful, "beaten by another record of its key")
+            .otherwise(col("may_go"))
+        )
+        problem = (
+            sql.when(
+                col("is") & ~col("was") & (col("offset") < col("sealed_end_before")),
+                "it was not there before",
+            )
+            .when(col("is") & ~col("in_order"), "its offset is not above the one before it")
+            .when(col("is") & col("was") & ~col("same"), "key, value, headers or timestamp changed")
+            .when(col("is") | gone.isNotNull(), sql.lit(None))
+            .when(col("key").isNull(), "a record without a key is gone, and no rule let it go")
+            .when(beaten, "it is gone, and so is the record that beat it")
+            .otherwise("it is gone, and it was the winner of its key")
+        )
+        kind = sql.when(problem.isNotNull(), "problem").when(col("is"), "kept").otherwise("gone")
+        wins = col("key").isNotNull() & (col("best.offset") == col("offset"))
+        return judged.select(
+            "partition",
+            "offset",
+            "key",
+            kind.alias("kind"),
+            sql.coalesce(problem, sql.when(~col("is"), gone)).alias("what"),
+            sql.coalesce(wins, sql.lit(False)).cast("int").alias("wins"),
+        )
 
     def _rows(self, segments: Sequence[Segment]) -> Any:
         if not segments:

@@ -42,7 +42,7 @@ TOPICS = {
 LASTING = "words"
 """The topic whose tombstones outlast every test, so that whoever follows it misses none."""
 
-BROKER = {
+BROKER: dict[str, object] = {
     "collect.grace.ms": 0,
     "snapshot.retention.ms": 0,
     "lease.ttl.ms": 60_000,
