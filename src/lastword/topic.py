@@ -18,7 +18,7 @@ from lastword.batch import Compression
 from lastword.clock import Clock
 from lastword.compacted import read_compacted
 from lastword.compaction import plan
-from lastword.compaction.rules import ReaderHold
+from lastword.compaction.holds import Uptime, hold_of
 from lastword.config import BrokerConfig, EffectiveSetting, TopicSettings, split_name
 from lastword.errors import (
     ClosedError,
@@ -33,7 +33,7 @@ from lastword.errors import (
 from lastword.leases import LeaseKeeper
 from lastword.partitioner import Turns, partition_of, partitions_of
 from lastword.reader import Extent, PartitionReader, to_records
-from lastword.readers import CommittedPositions, Reader, reader_names
+from lastword.readers import CommittedPositions, Reader, committed_positions, reader_names
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, NewRecord, Record, TimestampType
 from lastword.retention import delete_records
 from lastword.segments.sketch import Sketches
@@ -633,7 +633,14 @@ class Topic:
             positions=snapshot.positions[partition],
             segments=tuple(self._table.plan(snapshot, partition)),
             log_end=log_end,
-            hold=ReaderHold(),
+            hold=hold_of(
+                partition,
+                committed_positions(self._data_folder, self.id.hex),
+                Uptime(self._data_folder).downtimes(),
+                hold_ms=self._config.reader_hold_ms,
+                hold_max_ms=self._config.reader_hold_max_ms,
+                now_ms=self._clock.now_ms(),
+            ),
         )
         plans = plan.propose(self.name, [view], self._settings, self._clock.now_ms(), distinct=distinct)
         return plans[0].reason if plans else None

@@ -153,6 +153,9 @@ class Worker:
         now_ms = clock.now_ms()
         self._schedule = schedule(log.config)
         self.status = WorkerStatus(pid=os.getpid(), started_ms=now_ms)
+        if earlier := load_status(log.path):
+            # What kept failing goes on waiting: a restart is no reason to think that it will do now.
+            self.status.failing = earlier.failing
         for name, (delay_ms, _) in self._schedule.items():
             self.status.jobs[name] = JobStatus(next_run_ms=now_ms + delay_ms)
         self._do: dict[str, Callable[[], None]] = {

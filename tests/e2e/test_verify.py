@@ -75,7 +75,7 @@ def fill(log: Log, clock: ManualClock, **config: object) -> None:
 def test_it_holds_after_compactions(
     log: Log,
     clock: ManualClock,
-    spark_engine: SparkEngine,
+    spark_engine: SparkEngine,  # noqa: F811
     config: dict[str, object],
 ) -> None:
     fill(log, clock, **config, **{"delete.retention.ms": 1000})

@@ -6,6 +6,7 @@ decides nothing about records; the kernels do, and they are the same everywhere.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from lastword.compaction.rules import oldest_of_all
 from lastword.compaction.survivors import Mask, Survivors, finish, pack, unpack
 from lastword.compaction.unit import Outcome, Unit
 from lastword.errors import LastwordError
+
+logger = logging.getLogger(__name__)
 
 MAX_INLINE_SHARES = 1024
 
@@ -72,14 +75,21 @@ def next_way(job: Job) -> Job:
     return replace(job, way="Spark SQL", shares=1)
 
 
+def _failure(error: Exception) -> Failure:
+    if not isinstance(error, LastwordError | OSError):
+        logger.error("an unexpected error in a compaction", exc_info=error)
+        return Failure(message=f"unexpected {type(error).__name__}: {error}")
+    return Failure(message=str(error))
+
+
 def carry_out(unit: Unit) -> Result:
     """One stage, for a task: errors become results, so that they don't touch other units."""
     try:
         return kernels.compact(unit)
     except SetTooLargeError:
         return TooLarge()
-    except (LastwordError, OSError) as error:
-        return Failure(message=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not touch other units
+        return _failure(error)
 
 
 def find_share(unit: Unit, share: Share) -> list[bytes] | Failure | TooLarge:
@@ -89,8 +99,8 @@ def find_share(unit: Unit, share: Share) -> list[bytes] | Failure | TooLarge:
         return [pack(found[index]) for index in range(len(unit.segments))]
     except SetTooLargeError:
         return TooLarge()
-    except (LastwordError, OSError) as error:
-        return Failure(message=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not touch other units
+        return _failure(error)
 
 
 def unite(unit: Unit, shares: Sequence[Sequence[bytes]]) -> list[Mask]:
@@ -107,8 +117,8 @@ def rewrite_found(unit: Unit, masks: Sequence[Mask], *, keys_only: bool = False)
         read_bytes = sum(finish(unit, index, mask) for index, mask in enumerate(masks)) if keys_only else 0
         outcome = kernels.rewrite_masked(unit, masks)
         return replace(outcome, read_bytes=outcome.read_bytes + read_bytes)
-    except (LastwordError, OSError) as error:
-        return Failure(message=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not touch other units
+        return _failure(error)
 
 
 def join(unit: Unit, results: Sequence[Result], duration_s: float) -> Result:
