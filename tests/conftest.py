@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from tests.support.clock import ManualClock
 from tests.support.logs import WalFolder, open_log
 
 from lastword.log import Log
+
+# Examples are judged by what they find, never by how long one took on a busy machine.
+hypothesis.settings.register_profile("lastword", deadline=None)
+hypothesis.settings.load_profile("lastword")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ different. Keys that are to be erased (`secret-<run>-<number>-`) are only asked 
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import time
@@ -48,6 +49,13 @@ BROKER: dict[str, object] = {
     "lease.ttl.ms": 60_000,
     "compaction.service.factory": "lastword.compaction.inline:InlineCompactionServiceFactory",
 }
+SPARK = {
+    "compaction.service.factory": "lastword.compaction.spark:SparkCompactionServiceFactory",
+    "spark.master": "local[2,3]",
+    "spark.driver.memory": "512m",
+    "spark.sql.shuffle.partitions": "2",
+}
+BIG_TOPIC = "big"
 PACE_S = 0.004
 """The writer appends no faster, so that the log stays small. Nobody waits for it."""
 
@@ -63,6 +71,8 @@ class Job:
     kill_step: str | None = None
     kill_count: int = 1
     says_to: str | None = None
+    asks_from: str | None = None
+    """A pipe with a line for each compaction that is wanted of a Spark driver."""
 
 
 def make_value(name: str) -> bytes | None:
@@ -88,6 +98,7 @@ class Child(Speaker):
             "keep": self.keep,
             "compact": self.compact,
             "read": self.read,
+            "drive": self.drive,
         }
         roles[self.job.role]()
         self.say("!", "done")
@@ -195,6 +206,28 @@ class Child(Speaker):
                 assert not report.failed_topics, report
                 self.say("!", "compacted", partitions=len(report.partitions) - len(report.problems))
 
+    # ------------------------------------------------------------------------------------------ drive
+
+    def drive(self) -> None:
+        """Compact with Spark, each time that it is asked for, in one process and on one log."""
+        assert self.job.asks_from is not None
+        config = {**BROKER, **SPARK}
+        with (
+            Path(self.job.asks_from).open() as asked,
+            lastword.open(self.job.folder, config=config, maintain_only=True) as log,
+        ):
+            self.say("!", "opened")
+            for _ in asked:
+                self.say("!", "compacting")
+                try:
+                    report = log.compact([BIG_TOPIC], asked_for=True)
+                except UnavailableError as error:
+                    self.say("!", "answer", problems=[str(error)], compacted=0)
+                    continue
+                assert report.engine == "spark" and not report.failed_topics, report
+                problems = [each.problem for each in report.problems]
+                self.say("!", "answer", problems=problems, compacted=len(report.partitions) - len(problems))
+
     # ------------------------------------------------------------------------------------------- read
 
     def read(self) -> None:
@@ -207,24 +240,27 @@ class Child(Speaker):
             while True:
                 stopping = self.stopping
                 got = 0
+                # They last for a while, so that others compact meanwhile.
+                replays = [Replay(log.topic(name)) for name in TOPICS]
                 for name, follower in followers.items():
-                    self.replay(log.topic(name), gone)
-                    for record in follower.poll(max_records=500, timeout_s=0.005):
+                    for record in follower.poll(max_records=500, timeout_s=0.05):
                         got += 1
                         at = (name, record.partition)
                         assert record.offset > reached[at], f"{at}: {record.offset} after {reached[at]}"
                         reached[at] = record.offset
                         assert record.key is not None
                         followed[name][record.key.decode()] = name_of(record)
+                for replay in replays:
+                    self.finish_replay(replay, gone)
                 if stopping and not got:
                     self.say("!", "followed", topics=followed)
                     return
 
-    def replay(self, topic: lastword.Topic, gone: dict[tuple[str, int], set[int]]) -> None:
+    def finish_replay(self, replay: Replay, gone: dict[tuple[str, int], set[int]]) -> None:
         """What a replay does not show was compacted away, and no later replay may show it."""
-        ends = [extent.log_end for _, extent in sorted(topic.extents().items())]
+        topic, ends = replay.topic, replay.ends
         seen: list[list[int]] = [[] for _ in range(PARTITIONS)]
-        for record in topic.read():
+        for record in replay.records:
             seen[record.partition].append(record.offset)
             assert make_value(name_of(record)) == record.value, f"{topic.name}: {record} is damaged"
         for partition, (end, offsets) in enumerate(zip(ends, seen, strict=True)):
@@ -234,6 +270,17 @@ class Child(Speaker):
             assert not (back := own & set(offsets)), f"{where}: {sorted(back)[:5]} came back"
             own |= set(range(end)) - set(offsets)
         self.say("!", "replay", topic=topic.name, ends=ends, seen=[spans(each) for each in seen])
+
+
+class Replay:
+    """A replay that has begun: the ends of the log were looked at, and the first record was read."""
+
+    def __init__(self, topic: lastword.Topic) -> None:
+        self.topic = topic
+        self.ends = [extent.log_end for _, extent in sorted(topic.extents().items())]
+        rest = topic.read()
+        first = list(itertools.islice(rest, 1))
+        self.records = itertools.chain(first, rest)
 
 
 def name_of(record: lastword.Record) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -417,6 +418,7 @@ class TestExpiryAndCollection:
         (segment_file,) = segment_files(log)
         orphan = segment_file.with_name("00000000000000000009-dead-00000000.parquet")
         orphan.write_bytes(b"x")
+        os.utime(orphan, ns=(clock.now_ms() * 1_000_000, clock.now_ms() * 1_000_000))
 
         clock.move(HOUR - 60_000)
         log.run_retention()
