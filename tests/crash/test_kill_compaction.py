@@ -122,7 +122,7 @@ class Chain:
     def finish(self) -> None:
         """What must hold when all is over: readers saw everything, the erased is nowhere, nothing is left behind."""
         self.reader_stop.touch()
-        assert self.words.check_reader(self.reader.finish()) > 2 * self.words.checks
+        assert self.words.check_reader(self.reader.finish()) > self.words.checks
         with lastword.open(self.folder, config=BROKER) as log:
             log.finish_erasures()
             self.words.check(log)

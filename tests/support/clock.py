@@ -8,16 +8,16 @@ import time
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
-# Near the machine's clock, because the ages of files are compared with it. Tests move in steps that are much
-# larger than what a test takes.
-START_MS = time.time_ns() // 1_000_000
-
 
 class ManualClock:
-    """Time as a test says. Sleeping moves it."""
+    """Time as a test says. Sleeping moves it.
 
-    def __init__(self, now_ms: int = START_MS) -> None:
-        self._now_ms = float(now_ms)
+    It begins at the machine's time, because the ages of files are compared with it. Tests move in steps that are
+    much larger than what a test takes.
+    """
+
+    def __init__(self, now_ms: int | None = None) -> None:
+        self._now_ms = float(time.time_ns() // 1_000_000 if now_ms is None else now_ms)
         self._lock = threading.Lock()
 
     def now_ms(self) -> int:
