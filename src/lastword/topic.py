@@ -308,7 +308,7 @@ class Topic:
         if key is not None:
             if not isinstance(key, bytes):
                 raise InvalidRecordError(f"a key is {type(key).__name__}; bytes or None are allowed")
-            return partition_of(key, self.partitions)
+            return partition_of(key, self.partitions) if self.partitions > 1 else 0
         with self._turns_lock:
             return self._turns.next(self.partitions)
 

@@ -379,6 +379,7 @@ class SparkChain:
             driver.running.read_for(self.random.random() * driver.lasted_s)
             if driver.is_compacting:
                 break
+            driver.lasted_s /= 2
         assert driver.is_compacting, "it was always done before it could be killed"
         for each in which():
             with suppress(psutil.NoSuchProcess):

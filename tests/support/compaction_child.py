@@ -269,7 +269,14 @@ class Child(Speaker):
             assert offsets == sorted(set(offsets)), f"{where}: out of order or twice"
             assert not (back := own & set(offsets)), f"{where}: {sorted(back)[:5]} came back"
             own |= set(range(end)) - set(offsets)
-        self.say("!", "replay", topic=topic.name, ends=ends, seen=[spans(each) for each in seen])
+        self.say(
+            "!",
+            "replay",
+            topic=topic.name,
+            ends=ends,
+            ends_after=log_ends(topic),
+            seen=[spans(each) for each in seen],
+        )
 
 
 class Replay:
@@ -277,10 +284,14 @@ class Replay:
 
     def __init__(self, topic: lastword.Topic) -> None:
         self.topic = topic
-        self.ends = [extent.log_end for _, extent in sorted(topic.extents().items())]
+        self.ends = log_ends(topic)
         rest = topic.read()
         first = list(itertools.islice(rest, 1))
         self.records = itertools.chain(first, rest)
+
+
+def log_ends(topic: lastword.Topic) -> list[int]:
+    return [extent.log_end for _, extent in sorted(topic.extents().items())]
 
 
 def name_of(record: lastword.Record) -> str:

@@ -213,14 +213,16 @@ class LastWords:
         for _, what, details in lines:
             if what == "replay":
                 replays += 1
-                for partition, (end, seen) in enumerate(zip(details["ends"], details["seen"], strict=True)):
-                    self._check_replay(details["topic"], by_key[details["topic"], partition], end, seen)
+                name = details["topic"]
+                replayed = zip(details["ends"], details["ends_after"], details["seen"], strict=True)
+                for partition, (end, end_after, seen) in enumerate(replayed):
+                    self._check_replay(name, by_key[name, partition], end, end_after, seen)
             elif what == "followed":
                 self._check_followed(details["topics"][LASTING])
         return replays
 
     def _check_replay(
-        self, name: str, words_by_key: dict[str, list[Word]], end: int, spans: list[int]
+        self, name: str, words_by_key: dict[str, list[Word]], end: int, end_after: int, spans: list[int]
     ) -> None:
         known = self.topics[name]
         seen = {
@@ -229,12 +231,14 @@ class LastWords:
             for offset in range(first, last + 1)
         }
         for key, words in words_by_key.items():
-            at = bisect_left([word.offset for word in words], end)
+            offsets = [word.offset for word in words]
+            at = bisect_left(offsets, end)
             if at == 0 or words[at - 1].is_tombstone or key in known.erase_asked or key in known.ever_deleted:
                 continue
-            # What beats it may have come meanwhile; a tombstone that did may be gone already.
-            shown = any(word.offset in seen for word in words[at - 1 :])
-            assert shown or any(word.is_tombstone for word in words[at:]), (
+            # What beats it may have come while the replay went on; if it was a tombstone, it may be gone too.
+            newer = words[at : bisect_left(offsets, end_after)]
+            shown = any(word.offset in seen for word in [words[at - 1], *newer])
+            assert shown or (name != LASTING and any(word.is_tombstone for word in newer)), (
                 f"{name}: a replay up to {end} does not show {words[at - 1]}"
             )
 
