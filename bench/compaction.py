@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small data, for a first look")
     parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sets", type=int, help="only the first so many data sets")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     wanted = args.only or PARTS
@@ -82,7 +83,7 @@ def main() -> None:
     bench = Bench(folder, args.rounds)
     try:
         bench.warm_up()
-        sets = QUICK if args.quick else FULL
+        sets = (QUICK if args.quick else FULL)[: args.sets]
         if "ways" in wanted:
             for data in sets:
                 bench.ways(data, results)

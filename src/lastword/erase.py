@@ -106,6 +106,11 @@ def forget_intent(data_folder: Path, topic_id: str) -> None:
     _path(data_folder, topic_id).unlink(missing_ok=True)
 
 
+def unfinished_intents(data_folder: Path) -> list[Path]:
+    """What is left of intents whose writing was cut short. They count for nothing, but have keys in them."""
+    return sorted((data_folder / ERASING_FOLDER).glob("*.tmp"))
+
+
 def _path(data_folder: Path, topic_id: str) -> Path:
     return data_folder / ERASING_FOLDER / f"{topic_id}.json"
 

@@ -60,7 +60,9 @@ class RoleLock:
                 break
             except BlockingIOError:
                 held_by = _parse(os.pread(fd, 4096, 0))
-                if held_by.get("brief") and waited_ms < BRIEF_WAIT_MS:
+                # One who has it and is not named yet, or no longer, may be a brief one.
+                is_named = bool(held_by) and not _is_gone(held_by)
+                if (held_by.get("brief") or not is_named) and waited_ms < BRIEF_WAIT_MS:
                     clock.sleep_ms(20)
                     waited_ms += 20
                     continue
@@ -116,9 +118,14 @@ def holder(data_folder: Path, role: Role) -> str | None:
         found = _parse((data_folder / LOCKS_FOLDER / f"{role}.lock").read_bytes())
     except FileNotFoundError:
         return None
-    if not found or (found.get("host") == socket.gethostname() and not _is_running(found.get("pid"))):
+    if not found or _is_gone(found):
         return None
     return _describe(found)
+
+
+def _is_gone(holder: dict[str, Any]) -> bool:
+    """Whether who is named is a process of this machine that has ended."""
+    return holder.get("host") == socket.gethostname() and not _is_running(holder.get("pid"))
 
 
 def _is_running(pid: object) -> bool:

@@ -452,6 +452,10 @@ class Log:
         """Go on with erasures that were killed or could not be completed."""
         from lastword import erase
 
+        if erase.unfinished_intents(self.path):
+            with self.maintenance():
+                for path in erase.unfinished_intents(self.path):
+                    path.unlink(missing_ok=True)
         for intent in erase.load_intents(self.path):
             with self.maintenance():
                 infos = {info.name: info for info in self.topic_infos()}

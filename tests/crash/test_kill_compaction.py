@@ -124,6 +124,9 @@ class Chain:
         self.reader_stop.touch()
         assert self.words.check_reader(self.reader.finish()) > self.words.checks
         with lastword.open(self.folder, config=BROKER) as log:
+            # As one leaves it who is killed while the intent is written.
+            (self.folder / "erasing").mkdir(exist_ok=True)
+            (self.folder / "erasing" / "any.json.tmp").touch()
             log.finish_erasures()
             self.words.check(log)
         self.words.check_erased(self.folder)

@@ -135,13 +135,13 @@ class Running:
 def read_together(
     running: Sequence[Running], done: Callable[[], bool] = lambda: False, deadline_s: float = DEADLINE_S
 ) -> bool:
-    """Read what several children say until `done`, or until the first one ends; False if time is up before."""
+    """Read what several children say until `done`, or until one of them ends; False if time is up before."""
     deadline = time.monotonic() + deadline_s
-    while not done() and not running[0].ended:
+    while not done() and not any(each.ended for each in running):
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        open_ones = {each._fd: each for each in running if not each.ended}
+        open_ones = {each._fd: each for each in running}
         for fd in select.select(list(open_ones), [], [], left)[0]:
             open_ones[fd]._read()
     return True

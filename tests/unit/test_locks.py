@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,6 +66,30 @@ def test_a_holder_that_is_not_known_is_another_process(
         (tmp_path / "locks" / "writer.lock").write_bytes(content)
         with pytest.raises(LockedError, match="another process is its writer"):
             RoleLock.acquire(tmp_path, Role.WRITER, clock)
+
+
+class WaitedFor(ManualClock):
+    """Lets something happen whenever somebody waits."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        super().__init__()
+        self._happens = happens
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        self._happens()
+
+
+@pytest.mark.parametrize("pid", [None, 2**22 + 1])
+def test_one_who_has_not_written_its_name_yet_is_waited_for(tmp_path: Path, pid: int | None) -> None:
+    """It may be maintenance, that is the writer for a moment: the file names nobody, or the one before."""
+    (tmp_path / "locks").mkdir()
+    path = tmp_path / "locks" / "writer.lock"
+    path.write_text(
+        "" if pid is None else json.dumps({"pid": pid, "host": socket.gethostname(), "command": "x"})
+    )
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        RoleLock.acquire(tmp_path, Role.WRITER, WaitedFor(lambda: fcntl.flock(held, fcntl.LOCK_UN))).release()
 
 
 def test_the_kernel_gives_it_back_when_the_process_dies(tmp_path: Path, clock: ManualClock) -> None:

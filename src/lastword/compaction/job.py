@@ -291,7 +291,10 @@ class Compactor:
                     reports += [_failed(each.planned, Failure(message=str(error))) for each in own]
                     continue
                 reports += committed
-                again += self._plan_again(target, stale)
+                try:
+                    again += self._plan_again(target, stale)
+                except LastwordError as error:
+                    reports += [_failed(each.planned, Failure(message=str(error))) for each in stale]
             waiting = again
         reports += [
             _failed(each, Failure(message="its segments changed each time that it was planned"))
