@@ -464,6 +464,7 @@ def kill_driver(chain: SparkChain, driver: Driver) -> None:
     chain.check(compacted=True)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_spark_is_killed_part_by_part(spark_chain: SparkChain) -> None:
     driver = spark_chain.driver()
