@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import lastword
-from bench.support import Results, console, keys_of, median, timed, usage, values_of
+from bench.support import Results, console, keys_of, median, rows_of, timed, usage, values_of
 from lastword.compaction.engine import InlineEngine
 from lastword.compaction.job import Compactor, Target
 from lastword.compaction.spark import SparkEngine
@@ -45,6 +45,8 @@ class Data:
     garbage: float
     partitions: int = 1
     zipf: bool = False
+    json: bool = False
+    """Values are rows as JSON; otherwise half of each value is random letters, which takes longer to decompress."""
 
     @property
     def keys(self) -> int:
@@ -54,6 +56,7 @@ class Data:
 FULL = (
     Data("5 M x 200 B, 90 % garbage", 5_000_000, 200, 0.9),
     Data("2 M x 1 KB, 90 % garbage", 2_000_000, 1024, 0.9),
+    Data("5 M x 200 B JSON, 90 % garbage", 5_000_000, 200, 0.9, json=True),
     Data("5 M x 200 B, Zipf", 5_000_000, 200, 0.9, zipf=True),
     Data("2 M x 1 KB, Zipf", 2_000_000, 1024, 0.9, zipf=True),
     Data("5 M x 200 B, 50 % garbage", 5_000_000, 200, 0.5),
@@ -87,20 +90,24 @@ def main() -> None:
         if "ways" in wanted:
             for data in sets:
                 bench.ways(data, results)
+                results.save(args.json)
             results.show("Seconds, median of the rounds", _rows(results, "ways"))
         if "parts" in wanted:
-            for data in [each for each in sets[:2] if each.partitions == 1]:
+            for data in [each for each in sets[:3] if each.partitions == 1]:
                 bench.parts(data, results)
             results.show("Where the time goes, seconds", _rows(results, "parts"))
+            results.save(args.json)
         if "growth" in wanted:
             for millions in (0.2, 0.5) if args.quick else (1, 5, 10, 20, 50):
                 bench.growth(int(millions * 1e6), results)
             results.show(
                 "As data grows (100 B values, 90 % garbage, one partition)", _rows(results, "growth")
             )
+            results.save(args.json)
         if "second" in wanted:
             bench.second(400_000 if args.quick else 10_000_000, results)
             results.show("A second pass with 1 % new records", _rows(results, "second"))
+            results.save(args.json)
         if "memory" in wanted:
             bench.memory(400_000 if args.quick else 20_000_000, results)
             results.show("Distinct keys only, one partition", _rows(results, "memory"))
@@ -155,7 +162,7 @@ class Bench:
                     numbers = rng.zipf(1.3, rows) % data.keys
                 else:
                     numbers = rng.integers(0, max(1, data.keys // data.partitions), rows)
-                segments.append(self._segment(table, rng, partition, first, numbers, data.value_bytes))
+                segments.append(self._segment(table, rng, partition, first, numbers, data))
         return segments
 
     def _segment(
@@ -165,12 +172,13 @@ class Bench:
         partition: int,
         first: int,
         numbers: np.ndarray,
-        value_bytes: int,
+        data: Data,
     ) -> Segment:
         import pyarrow as pa
 
         from lastword.record import PAYLOAD_SCHEMA
 
+        values = rows_of if data.json else values_of
         with table.writer(partition, first, "bench") as writer:
             for start in range(0, len(numbers), 16_384):
                 own = numbers[start : start + 16_384]
@@ -184,7 +192,7 @@ class Bench:
                             ),
                             pa.repeat(pa.scalar(0, pa.int32()), len(own)),
                             keys_of(own),
-                            values_of(rng, len(own), value_bytes),
+                            values(rng, len(own), data.value_bytes),
                             pa.nulls(len(own), PAYLOAD_SCHEMA.field("headers").type),
                         ],
                         schema=PAYLOAD_SCHEMA,
@@ -362,7 +370,8 @@ class Bench:
 
     def second(self, keys: int, results: Results) -> None:
         """10 M distinct keys, all clean; then 1 % new records, spread over all keys or local in key space."""
-        segments = self.write(Data("second", keys, 100, 0.0), distinct=True)
+        data = Data("second", keys, 100, 0.0)
+        segments = self.write(data, distinct=True)
         rng = np.random.default_rng(5)
         fresh = keys // 100
         for name, numbers in (
@@ -375,7 +384,7 @@ class Bench:
                 _, _, target = self.compact(self.spark, segments, 1, segment_bytes=SMALL_SEGMENT_BYTES)
                 base = target.table.snapshot()
                 at = base.positions[0]
-                new = self._segment(target.table, rng, 0, at.sealed_end, numbers, 100)
+                new = self._segment(target.table, rng, 0, at.sealed_end, numbers, data)
                 from dataclasses import replace
 
                 target.table.append(

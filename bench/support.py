@@ -55,6 +55,27 @@ def values_of(rng: np.random.Generator, rows: int, width: int) -> pa.Array:
     return fixed_binary(data)
 
 
+_ROW = (
+    b'{"id":##########,"email":"user########@example.com","first_name":"@@@@@@@@","last_name":"@@@@@@@@",'
+    b'"plan":"team","balance":######.##,"active":true,"updated_at":"2026-1#-1#T1#:##:##.###Z","visits":####}'
+)
+_NAMES = [b"Amalia", b"Bernardo", b"Charlote", b"Dominik", b"Eleonora", b"Ferdi", b"Guiliana", b"Heinrich"]
+
+
+def rows_of(rng: np.random.Generator, rows: int, width: int) -> pa.Array:
+    """Values as change capture gives them: rows of a table as JSON, repeated up to a width. About five to one."""
+    template = np.frombuffer((_ROW * (width // len(_ROW) + 1))[:width], np.uint8)
+    data = np.tile(template, (rows, 1))
+    digits = np.flatnonzero(template == ord("#"))
+    data[:, digits] = 48 + rng.integers(0, 10, (rows, len(digits)), dtype=np.uint8)
+    names = np.array([np.frombuffer(name.ljust(8), np.uint8) for name in _NAMES])
+    starts = np.flatnonzero(template == ord("@"))[::8]
+    for start in starts:
+        room = min(8, width - start)
+        data[:, start : start + room] = names[rng.integers(0, len(names), rows)][:, :room]
+    return fixed_binary(data)
+
+
 @dataclass(slots=True)
 class Usage:
     """CPU seconds of this process and its children, and the most memory that they had at a time."""

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A segment, about what it will weigh, and whether it may be joined freely: it is rewritten anyway, or new."""
+    """A segment, about what it will weigh, whether it loses records, and whether it may be joined freely.
+
+    That is where it is rewritten anyway, or new.
+    """
 
     index: int
     expected_bytes: int
+    loses: bool
     free_to_join: bool
     min_timestamp_ms: int
     max_timestamp_ms: int

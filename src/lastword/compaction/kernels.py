@@ -7,22 +7,25 @@ that nothing names, and nothing else.
 from __future__ import annotations
 
 import os
-import queue
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from lastword.clock import monotonic_s
 from lastword.compaction import grouping
 from lastword.compaction.grouping import Member
-from lastword.compaction.rewrite import Examined, Part, rewrite
+from lastword.compaction.pool import Pool
+from lastword.compaction.rewrite import Ahead, Examined, Part, read_ahead, rewrite
 from lastword.compaction.rules import oldest_of_all
 from lastword.compaction.survivors import Mask, Survivors
 from lastword.compaction.unit import Outcome, Rewritten, Unit
+from lastword.segments.table import Segment
 
 _PROGRESS = struct.Struct(">QQ")
 
@@ -32,7 +35,7 @@ def compact(unit: Unit) -> Outcome:
     started_s = monotonic_s()
     survivors = Survivors(unit)
     progress = Progress(unit.progress_path)
-    results = _rewrite_all(unit, survivors.masks(), progress)
+    results = _rewrite_all(unit, survivors.masks(), progress, survivors.footers)
     return outcome(
         unit,
         results,
@@ -52,7 +55,8 @@ def rewrite_masked(unit: Unit, masks: Sequence[Mask]) -> Outcome:
 
 def split(unit: Unit, masks: Sequence[Mask], pieces: int) -> list[tuple[Unit, list[Mask]]]:
     """The groups of a unit dealt out to several units, so that several tasks can rewrite it."""
-    grouped = [list(reversed(group)) for group, _ in _groups(unit, iter(reversed(list(enumerate(masks)))))]
+    members = [_member(unit, index, mask) for index, mask in reversed(list(enumerate(masks)))]
+    grouped = [list(reversed(group)) for group in _groups(unit, members)]
     grouped.reverse()
     share = max(1, -(-len(grouped) // pieces))
     dealt = []
@@ -94,63 +98,68 @@ def outcome(
 
 
 def _rewrite_all(
-    unit: Unit, masks: Iterator[tuple[int, Mask]], progress: Progress
+    unit: Unit,
+    masks: Iterator[tuple[int, Mask]],
+    progress: Progress,
+    footers: Mapping[int, pq.FileMetaData] | None = None,
 ) -> list[Rewritten | Examined | bool]:
     """Rewrite group by group while the masks come in. True stands for a segment that was spared."""
     results: list[Rewritten | Examined | bool] = []
+    ahead = Ahead()
 
     def do(parts: list[Part]) -> None:
-        if (done := rewrite(unit, parts)) is not None:
+        if (done := rewrite(unit, parts, pool, ahead)) is not None:
             results.append(done)
         progress.add(
             sum(part.segment.records for part in parts), sum(part.segment.size_bytes for part in parts)
         )
 
-    with _Workers(unit.threads - 1, do) as workers:
-        for group, found in _groups(unit, masks):
-            if len(group) == 1 and _spares(unit, group[0].index, int(found[group[0].index].sum())):
+    with Pool(unit.threads - 1) as pool:
+        found: dict[int, Part] = {}
+
+        def members() -> Iterator[Member]:
+            for index, mask in masks:
+                part = Part(unit.segments[index], mask, (footers or {}).get(index))
+                member = _member(unit, index, mask)
+                if member.loses:
+                    read_ahead(unit, part, pool, ahead)
+                found[index] = part
+                yield member
+
+        for group in _groups(unit, members()):
+            parts = [found.pop(member.index) for member in reversed(group)]
+            if len(group) == 1 and _spares(unit, parts[0].segment, int(parts[0].mask.sum())):
                 results.append(True)
-                spared = unit.segments[group[0].index]
-                progress.add(spared.records, spared.size_bytes)
-                continue
-            workers.put(
-                [Part(unit.segments[member.index], found.pop(member.index)) for member in reversed(group)]
-            )
+                progress.add(parts[0].segment.records, parts[0].segment.size_bytes)
+            else:
+                pool.put(partial(do, parts))
     return results
 
 
-def _groups(unit: Unit, masks: Iterator[tuple[int, Mask]]) -> Iterator[tuple[list[Member], dict[int, Mask]]]:
-    found: dict[int, Mask] = {}
-
-    def members() -> Iterator[Member]:
-        for index, mask in masks:
-            found[index] = mask
-            yield _member(unit, index, mask)
-
-    for group in grouping.groups(members(), merge_bytes=unit.merge_bytes, span_ms=unit.merge_span_ms):
-        yield group, found
+def _groups(unit: Unit, members: Iterable[Member]) -> Iterator[list[Member]]:
+    return grouping.groups(members, merge_bytes=unit.merge_bytes, span_ms=unit.merge_span_ms)
 
 
 def _member(unit: Unit, index: int, mask: Mask) -> Member:
     segment = unit.segments[index]
     kept = int(np.count_nonzero(mask))
-    spared = _spares(unit, index, kept)
+    spared = _spares(unit, segment, kept)
     loses = kept < segment.records and not spared
     return Member(
         index=index,
         expected_bytes=segment.size_bytes if spared else segment.size_bytes * kept // segment.records,
+        loses=loses,
         free_to_join=loses or not unit.keyed or not unit.is_clean(segment),
         min_timestamp_ms=segment.min_timestamp_ms,
         max_timestamp_ms=segment.max_timestamp_ms,
     )
 
 
-def _spares(unit: Unit, index: int, kept: int) -> bool:
+def _spares(unit: Unit, segment: Segment, kept: int) -> bool:
     """Whether a clean segment has too little garbage to be rewritten.
 
     Where a winner may go, no record that it beats may stay behind: then nothing is spared.
     """
-    segment = unit.segments[index]
     garbage = segment.records - kept
     return (
         garbage > 0
@@ -159,59 +168,6 @@ def _spares(unit: Unit, index: int, kept: int) -> bool:
         and segment.first_offset >= unit.rules.log_start
         and garbage / segment.records < unit.min_rewrite_ratio
     )
-
-
-class _Workers:
-    """Threads that do what is put, or the calling thread if there are none. The first error ends all."""
-
-    def __init__(self, count: int, do: Callable[[list[Part]], None]) -> None:
-        self._do = do
-        self._queue: queue.SimpleQueue[list[Part] | None] = queue.SimpleQueue()
-        self._error: BaseException | None = None
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
-
-    def put(self, parts: list[Part]) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._threads:
-            self._queue.put(parts)
-        else:
-            self._do(parts)
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            # This thread has found all masks: it helps with what is left.
-            while self._error is None:
-                try:
-                    parts = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                if parts is not None:
-                    self._try(parts)
-        else:
-            self._error = self._error or RuntimeError("stopped")
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
-        if kind is None and self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        while (parts := self._queue.get()) is not None:
-            if self._error is None:
-                self._try(parts)
-
-    def _try(self, parts: list[Part]) -> None:
-        try:
-            self._do(parts)
-        except BaseException as error:  # noqa: BLE001 - raised again when all threads have ended
-            self._error = self._error or error
 
 
 class Progress:

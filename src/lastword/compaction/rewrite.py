@@ -1,34 +1,66 @@
 """Rewrites segments: reads the row groups with survivors, keeps those rows, writes the new file.
 
-The new file goes to its final, unique name; nothing names it until the commit. Memory is bounded by a row group
-of what is read and one of what is written.
+The new file goes to its final, unique name; nothing names it until the commit. Several segments may become one
+file, which is written in offset order by one thread; the others read what it will need next. A segment that
+will be rewritten for certain can be read before the file that it goes to is begun, while other masks are still
+being found. What has been read and not yet written is bounded (`Ahead`, pool.READS_AHEAD), and otherwise memory
+is a row group of what is read and one of what is written.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from lastword.compaction import rules as rule
+from lastword.compaction.pool import Pool, Task
 from lastword.compaction.rules import OldestTombstones
 from lastword.compaction.survivors import Mask, milliseconds
 from lastword.compaction.unit import Rewritten, Unit
-from lastword.segments.parquet import SegmentFileWriter
-from lastword.segments.raw import RawSegment
+from lastword.segments.raw import RawSegment, RowGroup
 from lastword.segments.table import Segment
 from lastword.steps import reached
 
+AHEAD_BYTES = 128 << 20
+"""Survivors that may be in memory before the file that they go to is begun."""
 
-@dataclass(frozen=True, slots=True)
+_RUN_BYTES = 16 << 20
+"""Row groups are read in runs of about so many bytes."""
+
+
+@dataclass(slots=True)
 class Part:
-    """A segment and the mask of its rows that survive."""
+    """A segment and the mask of its rows that survive; `reads` are the tasks that read them, once there are any."""
 
     segment: Segment
     mask: Mask
+    footer: pq.FileMetaData | None = None
+    reads: list[Read] = field(default_factory=list)
+
+
+class Ahead:
+    """How much has been read of which nothing has been written yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held_bytes = 0
+
+    def take(self, size_bytes: int) -> bool:
+        with self._lock:
+            if self._held_bytes + size_bytes > AHEAD_BYTES:
+                return False
+            self._held_bytes += size_bytes
+            return True
+
+    def give_back(self, size_bytes: int) -> None:
+        with self._lock:
+            self._held_bytes -= size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +72,28 @@ class Examined:
     read_bytes: int
 
 
-def rewrite(unit: Unit, parts: Sequence[Part]) -> Rewritten | Examined | None:
+class Read(Task[tuple[list[pa.Table], int]]):
+    """Reads the survivors of some row groups: the rows, and how many bytes of the file that took."""
+
+    def __init__(self, unit: Unit, part: Part, groups: Sequence[RowGroup], kept_bytes: int) -> None:
+        super().__init__(lambda: _survivors(unit, part, groups))
+        self.kept_bytes = kept_bytes
+        self.is_ahead = False
+
+
+def read_ahead(unit: Unit, part: Part, pool: Pool, ahead: Ahead) -> None:
+    """Let a segment be read whose rows will certainly be written to a new file, if there is room for them."""
+    if not pool.has_threads or _may_expire(unit, part.segment) or not part.mask.any():
+        return
+    reads = _reads(unit, part)
+    if ahead.take(sum(each.kept_bytes for each in reads)):
+        part.reads = reads
+        for each in reads:
+            each.is_ahead = True
+            pool.offer(each)
+
+
+def rewrite(unit: Unit, parts: Sequence[Part], pool: Pool, ahead: Ahead) -> Rewritten | Examined | None:
     """Write what survives of neighbouring segments, in offset order, as one; None if nothing needs to be written."""
     removed = 0
     read_bytes = 0
@@ -50,7 +103,7 @@ def rewrite(unit: Unit, parts: Sequence[Part]) -> Rewritten | Examined | None:
         if part.mask.any() and (
             _may_expire(unit, part.segment) or (stays and _must_tell_oldest(unit, part.segment))
         ):
-            with RawSegment(unit.files, part.segment) as raw:
+            with RawSegment(unit.files, part.segment, part.footer) as raw:
                 gone, left = _drop_tombstones(unit, raw, part.mask)
                 read_bytes += raw.read_bytes
             removed += gone
@@ -63,12 +116,18 @@ def rewrite(unit: Unit, parts: Sequence[Part]) -> Rewritten | Examined | None:
         return None
     first = parts[0].segment
     tombstones = _Tombstones(unit)
+    reads = [each for part in parts for each in part.reads or _reads(unit, part)]
+    for part in parts:
+        part.reads = []
     with unit.files.writer(first.partition, first.first_offset, unit.job_id) as writer:
-        for part in parts:
-            if part.mask.any():
-                with RawSegment(unit.files, part.segment) as raw:
-                    _copy(raw, part.mask, writer, tombstones)
-                    read_bytes += raw.read_bytes
+        for read, (tables, size_bytes) in zip(reads, pool.in_order(reads), strict=True):
+            read_bytes += size_bytes
+            for rows in tables:
+                tombstones.look_at(rows)
+                for records in rows.to_batches():
+                    writer.write(records)
+            if read.is_ahead:
+                ahead.give_back(read.kept_bytes)
         added = writer.close()
     reached("compact.segment.written")
     return Rewritten(
@@ -80,17 +139,41 @@ def rewrite(unit: Unit, parts: Sequence[Part]) -> Rewritten | Examined | None:
     )
 
 
-def _copy(raw: RawSegment, mask: Mask, writer: SegmentFileWriter, tombstones: _Tombstones) -> None:
-    for group in raw.row_groups:
-        wanted = mask[group.first_row : group.first_row + group.rows]
-        if not wanted.any():
+def _reads(unit: Unit, part: Part) -> list[Read]:
+    """What has to be read of a segment, in runs of neighbouring row groups with survivors."""
+    if not part.mask.any():
+        return []
+    with RawSegment(unit.files, part.segment, part.footer) as raw:
+        part.footer = raw.footer
+        row_groups = raw.row_groups
+    reads: list[Read] = []
+    run: list[RowGroup] = []
+    run_bytes = kept_bytes = 0
+    for group in row_groups:
+        kept = int(np.count_nonzero(part.mask[group.first_row : group.first_row + group.rows]))
+        if kept == 0:
             continue
-        rows = raw.rows(group)
-        if not wanted.all():
-            rows = rows.filter(pa.array(wanted.view(np.bool_)))
-        tombstones.look_at(rows)
-        for records in rows.combine_chunks().to_batches():
-            writer.write(records)
+        run.append(group)
+        run_bytes += group.size_bytes
+        kept_bytes += group.size_bytes * kept // group.rows
+        if run_bytes >= _RUN_BYTES:
+            reads.append(Read(unit, part, run, kept_bytes))
+            run, run_bytes, kept_bytes = [], 0, 0
+    if run:
+        reads.append(Read(unit, part, run, kept_bytes))
+    return reads
+
+
+def _survivors(unit: Unit, part: Part, groups: Sequence[RowGroup]) -> tuple[list[pa.Table], int]:
+    tables = []
+    with RawSegment(unit.files, part.segment, part.footer) as raw:
+        for group in groups:
+            wanted = part.mask[group.first_row : group.first_row + group.rows]
+            rows = raw.rows(group)
+            if not wanted.all():
+                rows = rows.filter(pa.array(wanted.view(np.bool_)))
+            tables.append(rows.combine_chunks())
+        return tables, raw.read_bytes
 
 
 def _may_expire(unit: Unit, segment: Segment) -> bool:

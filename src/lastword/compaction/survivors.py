@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from lastword.compaction import strategy
 from lastword.compaction.keyset import BestVersions, KeySet, Share
@@ -37,6 +38,8 @@ class Survivors:
         self._share = share or Share()
         self.read_bytes = 0
         self.set_bytes = 0
+        self.footers: dict[int, pq.FileMetaData] = {}
+        """Of the segments that have been opened: whoever opens them again need not read the footer."""
 
     def masks(self) -> Iterator[tuple[int, Mask]]:
         """Index and mask of each segment, the newest first."""
@@ -117,7 +120,9 @@ class Survivors:
 
     def open(self, index: int) -> _Counted:
         """The file of a segment; what is read of it is counted."""
-        return _Counted(self, self._unit, self._unit.segments[index])
+        raw = _Counted(self, self._unit, self._unit.segments[index], self.footers.get(index))
+        self.footers[index] = raw.footer
+        return raw
 
     def runs(self, raw: RawSegment, *, backwards: bool = False) -> Iterator[tuple[int, pa.Array]]:
         """The keys of the rows that compete, run by run, each with the number of its first row."""
@@ -169,8 +174,10 @@ def finish(unit: Unit, index: int, mask: Mask) -> int:
 class _Counted(RawSegment):
     """A segment file that adds what was read of it to the finder's count when it is closed."""
 
-    def __init__(self, finder: Survivors, unit: Unit, segment: Segment) -> None:
-        super().__init__(unit.files, segment)
+    def __init__(
+        self, finder: Survivors, unit: Unit, segment: Segment, footer: pq.FileMetaData | None
+    ) -> None:
+        super().__init__(unit.files, segment, footer)
         self._finder = finder
 
     def __exit__(self, *exc: object) -> None:

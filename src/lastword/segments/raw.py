@@ -31,30 +31,40 @@ from lastword.segments.table import Segment
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows [first_row, first_row + rows) of a file. `null_values` is None where it is not known."""
+    """Rows [first_row, first_row + rows) of a file, about `size_bytes` in memory.
+
+    `null_values` is None where it is not known.
+    """
 
     index: int
     first_row: int
     rows: int
+    size_bytes: int
     null_values: int | None
 
 
 class RawSegment:
     """An open segment file. Errors are those of reading a segment: gone, damaged, or storage that fails."""
 
-    def __init__(self, files: SegmentFiles, segment: Segment) -> None:
+    def __init__(self, files: SegmentFiles, segment: Segment, footer: pq.FileMetaData | None = None) -> None:
+        """`footer`: as somebody has read it before; it is not read again."""
         self.segment = segment
         self._file_io = files.file_io()
         self.read_bytes = 0
         with self._damage_named():
             self._parquet = pq.ParquetFile(
-                self._source(), page_checksum_verification=True, memory_map=True, pre_buffer=False
+                self._source(),
+                metadata=footer,
+                page_checksum_verification=True,
+                memory_map=True,
+                pre_buffer=False,
             )
-        footer = self._parquet.metadata.metadata or {}
-        self._ours = FORMAT_KEY in footer
-        self._sketch = footer.get(SKETCH_KEY)
+        self.footer = self._parquet.metadata
+        pairs = self.footer.metadata or {}
+        self._ours = FORMAT_KEY in pairs
+        self._sketch = pairs.get(SKETCH_KEY)
         self._sorted: pa.Table | None = None
-        self.row_groups = self._row_groups(json.loads(footer.get(NULL_VALUES_KEY, b"[]")))
+        self.row_groups = self._row_groups(json.loads(pairs.get(NULL_VALUES_KEY, b"[]")))
 
     def __enter__(self) -> Self:
         return self
@@ -122,12 +132,14 @@ class RawSegment:
                 self._sorted = self._parquet.read(columns=PAYLOAD_SCHEMA.names, use_threads=False).sort_by(
                     "offset"
                 )
-            return [RowGroup(0, 0, self._sorted.num_rows, None)]
+            return [RowGroup(0, 0, self._sorted.num_rows, self._sorted.nbytes, None)]
         metadata = self._parquet.metadata
         groups, first_row = [], 0
         for index in range(metadata.num_row_groups):
-            rows = metadata.row_group(index).num_rows
-            groups.append(RowGroup(index, first_row, rows, null_values[index] if null_values else None))
+            group = metadata.row_group(index)
+            rows = group.num_rows
+            nulls = null_values[index] if null_values else None
+            groups.append(RowGroup(index, first_row, rows, group.total_byte_size, nulls))
             first_row += rows
         return groups
 

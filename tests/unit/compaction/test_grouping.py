@@ -9,6 +9,7 @@ def member(index: int, size: int, *, free: bool = True, oldest: int = 0, newest:
     return Member(
         index=index,
         expected_bytes=size,
+        loses=False,
         free_to_join=free,
         min_timestamp_ms=oldest,
         max_timestamp_ms=oldest if newest is None else newest,
