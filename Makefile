@@ -2,6 +2,7 @@
 # make test    the main test suite
 # make check   format, lint, types, layers
 # make crash   many kill -9 rounds (minutes)
+# make peers   beside a real Kafka and its clients, from Maven's jars
 # make bench   the benchmarks of docs/benchmarks.md
 # make clean   remove what make made
 
@@ -9,13 +10,13 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo test check crash bench clean java
+.PHONY: demo test check crash peers bench clean java
 
 demo: $(READY) java
 	@$(PYTHON) -m demo
 
 test: $(READY) java
-	$(PYTHON) -m pytest -m "not soak" -n 2 --dist loadfile
+	$(PYTHON) -m pytest -m "not soak and not peers" -n 2 --dist loadfile
 
 check: $(READY)
 	$(VENV)/bin/ruff format --check .
@@ -25,6 +26,9 @@ check: $(READY)
 
 crash: $(READY) java
 	$(PYTHON) -m pytest -m soak tests/crash
+
+peers: $(READY) java
+	$(PYTHON) -m pytest -m peers tests/peers
 
 bench: $(READY) java
 	$(PYTHON) -m bench
