@@ -1,13 +1,20 @@
-"""The small local channel by which maintenance asks the writer to roll. Only the writer rolls its files.
+"""Small local channels between the processes of one data folder: Unix sockets, lines of JSON.
 
-A Unix socket of the writer's process, which the writer's lock file names. One request and one answer a
-connection, each a line of JSON. When nobody answers there is no writer: the lock, not the socket, decides that.
+`ChannelServer` and `ask`: maintenance asks the writer to roll, because only the writer rolls its files. The
+writer's lock file names its socket. One request and one answer a connection. When nobody answers there is no
+writer: the lock, not the socket, decides that.
+
+`JobServer` and `ask_job`: the broker's process asks the worker's for work that takes long. One request a connection;
+then any number of lines that say how far it has come, and one with the result or the error. Who goes away before
+the end takes the request back: the job is told, and ends before its next commit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import select
 import shutil
 import socket
 import tempfile
@@ -17,13 +24,24 @@ from pathlib import Path
 from typing import Any
 
 from lastword.errors import LastwordError, UnavailableError
+from lastword.problems import from_problem, to_problem
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
 _MAX_LINE_BYTES = 1 << 20
+MAX_REQUEST_BYTES = 256 << 20
+"""Of a job: the keys of an erasure may be many."""
+
+_LOOK_S = 0.5
+"""How often a waiting asker looks whether it should go on waiting."""
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
+
+ReportProgress = Callable[..., None]
+"""Called with the name of a stage and numbers."""
+JobHandler = Callable[[dict[str, Any], ReportProgress, Callable[[], bool]], Any]
+"""Does what a request says; is given how to report progress, and whether whoever asked has gone away."""
 
 
 class ChannelServer:
@@ -100,11 +118,140 @@ def ask(path: str, request: dict[str, Any]) -> dict[str, Any] | None:
     return answer
 
 
-def _read_line(connection: socket.socket) -> bytes:
-    line = b""
-    while not line.endswith(b"\n") and len(line) < _MAX_LINE_BYTES:
+def _read_line(connection: socket.socket, max_bytes: int = _MAX_LINE_BYTES) -> bytes:
+    line = bytearray()
+    while not line.endswith(b"\n") and len(line) < max_bytes:
         received = connection.recv(1 << 16)
         if not received:
             break
         line += received
-    return line
+    return bytes(line)
+
+
+# ------------------------------------------------------------------------------------------------------ jobs
+
+
+class JobServer:
+    """Does jobs, each on a thread of its own, from `start` on until it is closed."""
+
+    def __init__(self, path: Path, handler: JobHandler) -> None:
+        self._handler = handler
+        self._path = path
+        self._closing = threading.Event()
+        # What a worker that was killed has left.
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(str(path))
+        self._socket.listen(64)
+        self._thread = threading.Thread(target=self._accept, name="lastword-jobs", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more requests, and tell those that are running to end."""
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="lastword-job", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                connection.settimeout(TIMEOUT_S)
+                request = json.loads(_read_line(connection, MAX_REQUEST_BYTES))
+                _send(connection, self._outcome(connection, request))
+            except (OSError, ValueError) as error:
+                logger.debug("a request on the worker's channel was not answered: %s", error)
+
+    def _outcome(self, connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
+        def report(stage: str, *numbers: int | None) -> None:
+            # Whoever asked may be gone; the job finds out by `gone`.
+            with contextlib.suppress(OSError):
+                _send(connection, {"progress": [stage, *numbers]})
+
+        def gone() -> bool:
+            return self._closing.is_set() or _is_closed(connection)
+
+        try:
+            return {"result": self._handler(request, report, gone)}
+        except LastwordError as error:
+            return {"problem": to_problem(error)}
+        except Exception as error:
+            logger.exception("the job %s met an unexpected error", request.get("do"))
+            return {
+                "problem": {
+                    "error": "UnavailableError",
+                    "message": f"the worker met an unexpected {type(error).__name__}: {error}",
+                }
+            }
+
+
+def ask_job(
+    path: Path,
+    request: dict[str, Any],
+    *,
+    progress: ReportProgress | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+    timeout_s: float | None = None,
+) -> Any:
+    """The result of a job; its error is raised. UnavailableError if nobody is there, or they end before it is done."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.settimeout(timeout_s or TIMEOUT_S)
+            connection.connect(str(path))
+            _send(connection, request)
+        except OSError as error:
+            raise UnavailableError(
+                f"The worker is not running, or is just being started ({error.strerror or error}); try again."
+            ) from error
+        rest = b""
+        waited_s = 0.0
+        while True:
+            if cancelled():
+                raise UnavailableError("The request was taken back; what was committed by then stays.")
+            if not select.select([connection], [], [], _LOOK_S)[0]:
+                waited_s += _LOOK_S
+                if timeout_s is not None and waited_s >= timeout_s:
+                    raise UnavailableError(f"The worker has not answered within {timeout_s:g} s.")
+                continue
+            try:
+                received = connection.recv(1 << 16)
+            except OSError:
+                received = b""
+            if not received:
+                raise UnavailableError(
+                    "The worker ended while it was doing this; what was committed by then stays. Try again."
+                )
+            *lines, rest = (rest + received).split(b"\n")
+            for line in lines:
+                answer = json.loads(line)
+                if "result" in answer:
+                    return answer["result"]
+                if "problem" in answer:
+                    raise from_problem(answer["problem"])
+                if progress is not None:
+                    progress(*answer["progress"])
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """Whether the other end has closed: it never sends anything after its request."""
+    try:
+        return bool(select.select([connection], [], [], 0)[0])
+    except (OSError, ValueError):
+        return True

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from lastword import metrics
 from lastword.clock import Clock, monotonic_s
-from lastword.compaction import plan
 from lastword.compaction.engine import Engine
 from lastword.compaction.holds import ReaderPosition, Uptime, hold_of
 from lastword.compaction.job import CompactionReport, PartitionReport, Target, plan_target
@@ -104,15 +103,6 @@ class Compaction:
             engine=type(factory).__name__, partitions=tuple(done), duration_s=monotonic_s() - started_s
         )
 
-    def note_dirty_ratios(self, topic: str) -> None:
-        """Export the dirty ratio of each partition of a topic."""
-        target = self._target(topic)
-        snapshot = target.table.snapshot()
-        for partition, at in enumerate(snapshot.positions):
-            segments = target.table.plan(snapshot, partition)
-            ratio = plan.dirty_ratio(segments, at, target.settings, self._clock.now_ms())
-            metrics.DIRTY_RATIO.labels(topic, partition).set(ratio)
-
     def check_factory(self) -> None:
         """InvalidConfigError if the factory that the settings name can't be loaded. It is not started yet."""
         with self._lock:
@@ -179,8 +169,8 @@ class Compaction:
 
     def _target(self, topic: str) -> Target:
         table, settings, log_ends, readers = self._parts(topic)
-        downtimes = self._uptime.downtimes()
         now_ms = self._clock.now_ms()
+        downtimes = self._uptime.downtimes(now_ms)
         holds = {
             partition: hold_of(
                 partition,
@@ -192,4 +182,10 @@ class Compaction:
             )
             for partition in log_ends
         }
-        return Target(table=table, settings=settings, log_ends=log_ends, holds=holds)
+        return Target(
+            table=table,
+            settings=settings,
+            log_ends=log_ends,
+            holds=holds,
+            look_again=lambda: self._target(topic),
+        )

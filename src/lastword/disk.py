@@ -6,17 +6,35 @@ Tests replace `fdatasync` and `write` here to see what a failing or lossy disk d
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 fdatasync = os.fdatasync
 fsync = os.fsync
 write = os.write
+writev = os.writev
+
+MAX_PIECES = 512
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[write(fd, view) :]
+
+
+def write_pieces(fd: int, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
+    """Write pieces behind each other, many with one call."""
+    if len(pieces) == 1:
+        write_all(fd, pieces[0])
+        return
+    for first in range(0, len(pieces), MAX_PIECES):
+        some = pieces[first : first + MAX_PIECES]
+        written = writev(fd, some)
+        for piece in some:
+            if written < len(piece):
+                write_all(fd, memoryview(piece)[written:])
+            written = max(0, written - len(piece))
 
 
 def sync_data(fd: int) -> None:

@@ -9,7 +9,9 @@ LastwordError
 │   ├── UnknownPartitionError
 │   ├── InvalidRecordError     a record that may not be appended
 │   │   ├── InvalidTimestampError
-│   │   └── RecordTooLargeError
+│   │   ├── RecordTooLargeError
+│   │   ├── OutOfOrderSequenceError   batches of an idempotent producer are missing
+│   │   └── FencedProducerError       a newer producer has taken its id over
 │   └── OffsetOutOfRangeError  below the log start or above the log end
 ├── UnavailableError           try again later, or when what it names has been mended
 │   ├── LockedError            another process has the role; it is named
@@ -62,6 +64,14 @@ class InvalidTimestampError(InvalidRecordError):
 
 class RecordTooLargeError(InvalidRecordError):
     """A record is larger than max.message.bytes."""
+
+
+class OutOfOrderSequenceError(InvalidRecordError):
+    """A batch of an idempotent producer does not follow on its last one."""
+
+
+class FencedProducerError(InvalidRecordError):
+    """A batch has a producer epoch that is older than one that was seen before."""
 
 
 class OffsetOutOfRangeError(InvalidError):

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
-from lastword import disk, leases, retention
+from lastword import disk, leases, retention, staged
 from lastword.channel import ChannelServer, ask
 from lastword.clock import Clock, SystemClock, new_uuid
 from lastword.compaction import SHIPPED_FACTORIES
@@ -42,8 +42,10 @@ from lastword.config import (
     BrokerConfig,
     EffectiveSetting,
     check_new_topic_name,
+    check_not_internal,
     check_topic_config,
     check_topic_name,
+    is_internal,
 )
 from lastword.errors import (
     ClosedError,
@@ -56,6 +58,7 @@ from lastword.errors import (
 )
 from lastword.leases import LeaseKeeper
 from lastword.locks import Role, RoleLock, writer_channel
+from lastword.measuring import Measures
 from lastword.readers import READERS_FOLDER, committed_positions
 from lastword.retention import RetentionPlan
 from lastword.segments.iceberg import IcebergCatalog, sqlite_properties
@@ -149,6 +152,7 @@ class Log:
         self._writer_role: RoleLock | None = None
         self._flusher: Flusher | None = None
         self._compaction: Compaction | None = None
+        self._measures = Measures()
         try:
             if self._channel is not None:
                 self._writer_role = RoleLock.acquire(
@@ -175,6 +179,10 @@ class Log:
                 self._writer_role.release()
             raise
 
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
     # ------------------------------------------------------------------------------------------- topics
 
     def create_topic(
@@ -182,7 +190,21 @@ class Log:
     ) -> Topic:
         """Create a topic; `config` are the settings that it has of its own."""
         self._check_writer()
+        check_not_internal(name, "created")
         own = check_topic_config(config or {}, where=f"topic {name!r}")
+        return self._create_topic(name, partitions, own)
+
+    def internal_topic(self, name: str) -> Topic:
+        """A topic of Lastword's own, which is created if it is not there. It has one partition."""
+        assert is_internal(name), name
+        with self._topics_lock:
+            try:
+                return self.topic(name)
+            except UnknownTopicError:
+                return self._create_topic(name, 1, {})
+
+    def _create_topic(self, name: str, partitions: int, own: dict[str, str]) -> Topic:
+        self._check_writer()
         _check_partition_count(name, partitions)
         with self._topics_lock:
             self._finish_deletions()
@@ -210,15 +232,19 @@ class Log:
                 self._topics[name] = topic
             return topic
 
-    def topics(self) -> list[str]:
-        """The names of all topics."""
-        self._check_open()
-        return [info.name for info in self.topic_infos()]
+    def opened_topics(self) -> Mapping[str, Topic]:
+        """The topics that have been opened, by name, without waiting for anybody who changes them."""
+        return self._topics
 
-    def topic_infos(self) -> list[TopicInfo]:
-        """All topics, without opening their WALs."""
+    def topics(self, *, include_internal: bool = False) -> list[str]:
+        """The names of all topics; those of Lastword's own only if asked for."""
+        return [info.name for info in self.topic_infos(include_internal=include_internal)]
+
+    def topic_infos(self, *, include_internal: bool = False) -> list[TopicInfo]:
+        """All topics, without opening their WALs; those of Lastword's own only if asked for."""
         self._check_open()
-        infos = [self._catalog.load(name).snapshot().topic for name in self._catalog.list()]
+        names = [name for name in self._catalog.list() if include_internal or not is_internal(name)]
+        infos = [self._catalog.load(name).snapshot().topic for name in names]
         return [info for info in infos if not info.deleted]
 
     def alter_topic(
@@ -231,6 +257,7 @@ class Log:
     ) -> Topic:
         """Change settings of a topic, take them back, or add partitions. Everything is applied, or nothing."""
         self._check_writer()
+        check_not_internal(name, "altered")
         topic = self.topic(name)
         changed = check_topic_config(set_config or {}, where=f"topic {name!r}")
         removed = set(unset)
@@ -258,18 +285,14 @@ class Log:
         before = topic.partitions
         topic.changed(retry_on_conflict(attempt))
         if topic.partitions > before and topic.settings.compacts:
-            logger.warning(
-                "%s is compacted and has %d partitions now: keys that belong to another one from now on are in "
-                "two of them, until compaction and retention have taken the older records",
-                name,
-                topic.partitions,
-            )
+            logger.warning("%s", warning_of_more_partitions(name, topic.partitions))
         return topic
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with everything that belongs to it."""
         self._check_writer()
         check_topic_name(name)
+        check_not_internal(name, "deleted")
         with self._topics_lock:
             table = self._load(name)
             info = table.snapshot().topic
@@ -319,7 +342,7 @@ class Log:
             problems: list[tuple[str, str]] = []
             wanted = None if topics is None else set(topics)
             wanted_steps = set(steps)
-            infos = self.topic_infos()
+            infos = self.topic_infos(include_internal=True)
             if unknown := sorted((wanted or set()) - {info.name for info in infos}):
                 raise UnknownTopicError(f"there is no topic {unknown[0]!r}")
             for info in [info for info in infos if wanted is None or info.name in wanted]:
@@ -398,10 +421,11 @@ class Log:
             )
             return self.compaction.run(names, request)
 
-    def note_dirty_ratios(self) -> None:
-        """Export the dirty ratio of every partition as a metric."""
-        for name in self.topics():
-            self.compaction.note_dirty_ratios(name)
+    def measure(self) -> None:
+        """Export how much there is of every topic, how dirty it is and how far behind, as metrics."""
+        self._check_open()
+        names = self.topics(include_internal=True)
+        self._measures.take([(self.topic(name), self._load(name)) for name in names], self._clock.now_ms())
 
     def verify(self, topic: str, *, before: int | None = None, after: int | None = None) -> VerifyReport:
         """Prove on Spark, from two snapshots, that compaction lost nothing; by default from those around the last.
@@ -440,6 +464,7 @@ class Log:
         from lastword import erase
 
         self._check_open()
+        check_not_internal(topic, "erased from")
         wanted = tuple(dict.fromkeys(keys))
         erase.check_keys(wanted)
         found = self.topic(topic)
@@ -597,7 +622,11 @@ class Log:
         """What another process asks of this writer."""
         if request.get("do") == "roll":
             return {"failed": self.topic(request["topic"]).roll(due_only=request["due_only"])}
-        raise InvalidError(f"the writer can't do {request.get('do')!r}; it can roll")
+        if request.get("do") == "append":
+            return {
+                "appended": self.topic(request["topic"]).append_staged(request["sink"], request["number"])
+            }
+        raise InvalidError(f"the writer can't do {request.get('do')!r}; it can roll and append")
 
     def _ask_to_roll(self, name: str, due_only: bool) -> list[tuple[int, str]]:
         """Ask the writer to roll a topic; where there is none, be the writer for a moment."""
@@ -613,7 +642,9 @@ class Log:
                 topic.close()
 
     def _compacted_names(self, topics: Iterable[str] | None) -> list[str]:
-        return self.topics() if topics is None else [self.topic(name).name for name in topics]
+        if topics is None:
+            return self.topics(include_internal=True)
+        return [self.topic(name).name for name in topics]
 
     def _compaction_parts(self, name: str) -> TopicParts:
         topic = self.topic(name)
@@ -679,6 +710,7 @@ class Log:
             _remove_tree(folder)
             reached("topic.deletion.wal_removed")
             _remove_tree(self.path / READERS_FOLDER / info.id.hex)
+            staged.forget(self.path, info.id)
             self._catalog.drop(name)
             reached("topic.deletion.dropped")
         note.unlink(missing_ok=True)
@@ -693,6 +725,14 @@ class Log:
             raise InvalidError(
                 "The log was opened for reading or maintenance only; open it as its writer to change topics."
             )
+
+
+def warning_of_more_partitions(name: str, partitions: int) -> str:
+    """What whoever adds partitions to a compacted topic must know."""
+    return (
+        f"{name} is compacted and has {partitions} partitions now: keys that belong to another one from now on are "
+        f"in two of them, until compaction and retention have taken the older records"
+    )
 
 
 def _load_config(

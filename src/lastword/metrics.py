@@ -107,6 +107,82 @@ WORKER_LAST_RUN = Gauge(
 WORKER_FAILURES = Counter(
     "lastword_worker_failures_total", "Runs of a job of the worker that failed.", ["job"], registry=REGISTRY
 )
+TOPIC_BYTES = Gauge(
+    "lastword_topic_bytes",
+    "Bytes of a topic's sealed segments, with its cleanup.policy.",
+    ["topic", "cleanup"],
+    registry=REGISTRY,
+)
+WAL_BYTES = Gauge(
+    "lastword_wal_bytes",
+    "Bytes of a topic's WAL files when they were last looked at.",
+    ["topic"],
+    registry=REGISTRY,
+)
+UNSEALED_RECORDS = Gauge(
+    "lastword_tiering_unsealed_records",
+    "Records of a partition that are in the WAL only.",
+    ["topic", "partition"],
+    registry=REGISTRY,
+)
+TIERING_LAG = Gauge(
+    "lastword_tiering_lag_seconds",
+    "How long the oldest rolled WAL file of a topic has been waiting to be sealed.",
+    ["topic"],
+    registry=REGISTRY,
+)
+COMPACTION_OVERDUE = Gauge(
+    "lastword_log_cleaner_overdue_seconds",
+    "By how much a partition's oldest dirty record is older than max.compaction.lag.ms; 0 if it is not.",
+    ["topic", "partition"],
+    registry=REGISTRY,
+)
+COMPACTION_LAST_RUN = Gauge(
+    "lastword_log_cleaner_last_run_timestamp",
+    "When a partition was last compacted, in seconds since the epoch.",
+    ["topic", "partition"],
+    registry=REGISTRY,
+)
+KAFKA_CONNECTIONS = Gauge(
+    "lastword_kafka_connections", "Connections of Kafka clients that are open.", registry=REGISTRY
+)
+KAFKA_CONNECTIONS_CLOSED = Counter(
+    "lastword_kafka_connections_closed_total",
+    "Connections of Kafka clients that were closed, by the reason.",
+    ["reason"],
+    registry=REGISTRY,
+)
+KAFKA_REQUESTS = Counter(
+    "lastword_kafka_requests_total",
+    "Requests of Kafka clients that were answered.",
+    ["api"],
+    registry=REGISTRY,
+)
+KAFKA_REQUEST_DURATION = Histogram(
+    "lastword_kafka_request_duration_seconds",
+    "From the arrival of a request to its answer; a fetch may wait for records.",
+    ["api"],
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+    registry=REGISTRY,
+)
+KAFKA_ERRORS = Counter(
+    "lastword_kafka_errors_total",
+    "Answers with an error code, by API and the code's name.",
+    ["api", "error"],
+    registry=REGISTRY,
+)
+BYTES_FETCHED = Counter(
+    "lastword_fetch_bytes_total",
+    "Bytes of record batches that were sent to Kafka clients.",
+    ["topic"],
+    registry=REGISTRY,
+)
+ADMIN_REQUESTS = Counter(
+    "lastword_admin_requests_total",
+    "Requests of the admin API, by their answer.",
+    ["code"],
+    registry=REGISTRY,
+)
 
 
 def exposition() -> str:

@@ -2,7 +2,8 @@
 
 A named reader's positions are one small file, replaced as a whole at each commit:
 `readers/<topic id>/<name>.json`. They carry the topic's id, so that a topic that was deleted and created again
-does not inherit them.
+does not inherit them. Consumer groups of Kafka's clients keep their offsets elsewhere; what compaction must know of
+them, where they stand and when they were last seen, is in `readers/<topic id>/groups/`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -25,6 +28,7 @@ from lastword.reader import PartitionReader, to_records
 from lastword.record import Record
 
 READERS_FOLDER = "readers"
+GROUPS_FOLDER = "groups"
 
 # A file system's names have at most 255 bytes, and the longest here is the name with '.json.tmp'.
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,240}")
@@ -83,7 +87,7 @@ def reader_names(data_folder: Path, topic_id: str) -> list[str]:
 
 
 def committed_positions(data_folder: Path, topic_id: str) -> list[ReaderPosition]:
-    """Where every named reader of a topic stands, for those who must not take away what it has not read."""
+    """Where every named reader and group stands, for those who must not take away what it has not read."""
     found: list[ReaderPosition] = []
     for name in reader_names(data_folder, topic_id):
         committed = CommittedPositions(data_folder, topic_id, name)
@@ -92,7 +96,57 @@ def committed_positions(data_folder: Path, topic_id: str) -> list[ReaderPosition
             ReaderPosition(reader=name, partition=partition, position=position, active_ms=active_ms)
             for partition, position in committed.load().items()
         ]
-    return found
+    return found + group_positions(data_folder, topic_id)
+
+
+def group_positions(data_folder: Path, topic_id: str) -> list[ReaderPosition]:
+    """Where the groups of a topic stand."""
+    folder = data_folder / READERS_FOLDER / topic_id / GROUPS_FOLDER
+    paths = sorted(folder.glob("*.json")) if folder.exists() else []
+    return [position for path in paths for position in _positions_in(path)]
+
+
+def save_group_positions(
+    data_folder: Path, topic_id: str, group_id: str, positions: Mapping[int, tuple[int, int]]
+) -> None:
+    """Say where a group stands in each partition of a topic, and when it was last seen there; nothing: forget it."""
+    folder = data_folder / READERS_FOLDER / topic_id / GROUPS_FOLDER
+    path = folder / f"{_file_name(group_id)}.json"
+    if not positions:
+        path.unlink(missing_ok=True)
+        return
+    content = {
+        "version": 1,
+        "group": group_id,
+        "positions": {str(partition): each for partition, each in sorted(positions.items())},
+    }
+    disk.make_folder(folder)
+    disk.replace_file(path, json.dumps(content).encode())
+
+
+def _positions_in(path: Path) -> list[ReaderPosition]:
+    try:
+        saved = json.loads(path.read_bytes())
+        return [
+            ReaderPosition(
+                reader=saved["group"], partition=int(partition), position=position, active_ms=active_ms
+            )
+            for partition, (position, active_ms) in saved["positions"].items()
+        ]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptError(
+            f"{path} is damaged: {error}. Remove it: the broker writes it anew at its next start.",
+            path=str(path),
+        ) from error
+
+
+def _file_name(group_id: str) -> str:
+    """A group's id may be any text: it is escaped, or if that is too long for a name, hashed."""
+    escaped = quote(group_id, safe="")
+    # No escaped name has a '+' in it, and none may be one of a folder's own.
+    return f"+{escaped}" if len(escaped) <= 200 else f"++{sha256(group_id.encode()).hexdigest()}"
 
 
 class Reader:

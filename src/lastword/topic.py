@@ -5,21 +5,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
-from lastword import batch, metrics, tiering, timetravel
+from lastword import batch, metrics, staged, tiering, timetravel
 from lastword.batch import Compression
 from lastword.clock import Clock
 from lastword.compacted import read_compacted
 from lastword.compaction import plan
-from lastword.compaction.holds import Uptime, hold_of
-from lastword.config import BrokerConfig, EffectiveSetting, TopicSettings, split_name
+from lastword.compaction.holds import Uptime, active_readers, hold_of
+from lastword.config import (
+    BrokerConfig,
+    EffectiveSetting,
+    TopicSettings,
+    WalSync,
+    check_not_internal,
+    is_internal,
+    split_name,
+)
 from lastword.errors import (
     ClosedError,
     InvalidError,
@@ -51,6 +60,7 @@ from lastword.wal.writer import PartitionWriter
 
 if TYPE_CHECKING:
     from lastword.compaction.service import TopicCompactionService
+    from lastword.explain import Explanation, Known, PartitionExplanation, Run
 
 Start = int | Literal["earliest", "latest"]
 """Where a read begins: an offset, or an end of the log."""
@@ -146,6 +156,7 @@ class Topic:
         self._closed = False
         self._writers: list[PartitionWriter] = []
         self._writers_lock = threading.Lock()
+        self._staged_lock = threading.Lock()
         if writes:
             self._open_writers(info.partitions)
 
@@ -196,6 +207,17 @@ class Topic:
         compression: Compression = Compression.NONE,
     ) -> list[RecordPosition]:
         """Append records in their order, and return where each one is. All are checked before any is written."""
+        check_not_internal(self.name, "appended to")
+        return self._append_records(records, partition, compression)
+
+    def append_internal(self, records: Iterable[NewRecord]) -> list[RecordPosition]:
+        """As `append_many`, for topics of Lastword's own."""
+        assert is_internal(self.name), self.name
+        return self._append_records(records, None, Compression.NONE)
+
+    def _append_records(
+        self, records: Iterable[NewRecord], partition: int | None, compression: Compression
+    ) -> list[RecordPosition]:
         by_partition: dict[int, list[int]] = {}
         given = list(records)
         for index, record in enumerate(given):
@@ -222,7 +244,7 @@ class Topic:
         if partition is not None:
             self._check_partition(partition)
         now_ms = self._clock.now_ms()
-        limits = self._limits(now_ms)
+        limits = self.limits(now_ms)
         for chunk in _chunks(list(records), self._batch_bytes):
             batch.validate(batch.encode(chunk, now_ms=now_ms, compression=compression), limits)
 
@@ -238,28 +260,57 @@ class Topic:
         Columns: `key` and `value` (binary or string, may be null), and if wanted `timestamp`, `headers` (as in
         record.RECORD_SCHEMA) and `partition`. Rows without a partition go where their key belongs.
         """
+        check_not_internal(self.name, "appended to")
+        batches = self.encode_arrow(records, partition=partition, compression=compression)
+        return self._append_batches(batches, self._clock.now_ms())
+
+    def encode_arrow(
+        self,
+        records: pa.Table | pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        compression: Compression = Compression.NONE,
+    ) -> list[tuple[int, bytes]]:
+        """Record batches with the rows of an Arrow table, each with its partition, as `append_arrow` appends them."""
         table = records if isinstance(records, pa.Table) else pa.Table.from_batches([records])
-        now_ms = self._clock.now_ms()
-        payload = _payload(table, now_ms)
+        payload = _payload(table, self._clock.now_ms())
         targets = self._partitions_for(table, payload.column("key"), partition)
         batches: list[tuple[int, bytes]] = []
         used = np.unique(targets).tolist()
         for each in used:
             own = payload.filter(pa.array(targets == each)) if len(used) > 1 else payload
             batches += [(each, data) for data in _encode_rows(own, compression, self._batch_bytes)]
-        return self._append_batches(batches, now_ms)
+        return batches
 
     def append_batch(self, partition: int, data: bytes | memoryview) -> int:
         """Append one record batch as a Kafka producer made it; the offset of its first record."""
+        check_not_internal(self.name, "appended to")
         now_ms = self._clock.now_ms()
         return self._append_batches([(partition, data)], now_ms)[partition][0]
+
+    def append_staged(self, sink: str, number: int) -> int:
+        """Append a unit that was staged, exactly once; how many records this call has appended. See staged.py."""
+        check_not_internal(self.name, "appended to")
+        self._check_writer()
+        now_ms = self._clock.now_ms()
+        limits = self.limits(now_ms)
+        with self._staged_lock:
+            appended = staged.append(
+                staged.Sink(self._data_folder, self.id, sink),
+                number,
+                self._writer,
+                limits,
+                now_ms if limits.log_append_time else None,
+            )
+        metrics.RECORDS_APPENDED.labels(self.name).inc(appended)
+        return appended
 
     def _append_batches(
         self, batches: Sequence[tuple[int, bytes | memoryview]], now_ms: int
     ) -> dict[int, range]:
         """Check all of them, then write; the offsets that the batches of each partition got together."""
         self._check_writer()
-        limits = self._limits(now_ms)
+        limits = self.limits(now_ms)
         by_partition: dict[int, list[bytes | memoryview]] = {}
         for partition, data in batches:
             by_partition.setdefault(self._check_partition(partition), []).append(data)
@@ -281,7 +332,8 @@ class Topic:
     def _batch_bytes(self) -> int:
         return min(BATCH_BYTES, self._settings.max_message_bytes)
 
-    def _limits(self, now_ms: int) -> batch.Limits:
+    def limits(self, now_ms: int, *, max_timestamp_corrected: bool = False) -> batch.Limits:
+        """What must hold for a batch that is appended now."""
         settings = self._settings
         version_header = None
         if (
@@ -300,6 +352,7 @@ class Topic:
             version_header=version_header,
             log_append_time=settings.message_timestamp_type == "LogAppendTime",
             max_decompressed_bytes=max(MIN_DECOMPRESSED_BYTES, settings.max_message_bytes * MAX_EXPANSION),
+            max_timestamp_corrected=max_timestamp_corrected,
         )
 
     def _partition_for(self, key: bytes | None, partition: int | None) -> int:
@@ -424,6 +477,92 @@ class Topic:
         views = [(reader, timetravel.view_as_of(reader, as_of)) for reader in chosen]
         return (records for reader, view in views for records in timetravel.read(reader, view))
 
+    def explain(
+        self,
+        *,
+        partition: int | None = None,
+        key: bytes | str | None = None,
+        from_offset: int = 0,
+        limit: int | None = 100,
+        run: Run = "asked for",
+        seal: bool = True,
+    ) -> Explanation:
+        """Where records are, and whether they stay or go in a compaction that begins now, why and until when.
+
+        The records from an offset on, of a key or of all, `limit` of them (None: all), partition by partition.
+        By default the run is as `lastword topic compact` makes it, which seals first unless `seal` is false;
+        with `forced` it goes through everything, as `worker` it does what is due. Nothing is changed.
+        """
+        from lastword.explain import Explanation, Question, explain_partition
+
+        if limit is not None and limit < 1:
+            raise InvalidError(f"limit is {limit}; it must be at least 1")
+        if from_offset < 0:
+            raise InvalidError(f"the offset to begin at is {from_offset}; it must be at least 0")
+        question = Question(key=_bytes(key), from_offset=from_offset, limit=limit, run=run, seals=seal)
+        found: list[PartitionExplanation] = []
+        more: tuple[int, int] | None = None
+        for each in [self._check_partition(partition)] if partition is not None else range(self.partitions):
+            if question.limit == 0:
+                more = (each, from_offset)
+                break
+            with closing(self._partition_reader(each)) as reader:
+                found.append(explain_partition(reader, self.known(each), question, self._clock.now_ms))
+            if question.limit is not None:
+                question = replace(question, limit=question.limit - len(found[-1].records))
+            if found[-1].next_offset is not None:
+                more = (each, found[-1].next_offset)
+                break
+        return Explanation(
+            topic=self.name,
+            run=run,
+            seals=seal,
+            now_ms=self._clock.now_ms(),
+            partitions=tuple(found),
+            next=more,
+        )
+
+    def known(self, partition: int) -> Known:
+        """What compaction is told of a partition, for an explanation."""
+        from lastword.explain import Known
+
+        now_ms = self._clock.now_ms()
+        readers = committed_positions(self._data_folder, self.id.hex)
+        downtimes = Uptime(self._data_folder).downtimes(now_ms)
+        hold_ms = self._config.reader_hold_ms
+        return Known(
+            topic=self.name,
+            settings=self._settings,
+            wal_folder=self._wal_folder(partition),
+            hold=hold_of(
+                partition,
+                readers,
+                downtimes,
+                hold_ms=hold_ms,
+                hold_max_ms=self._config.reader_hold_max_ms,
+                now_ms=now_ms,
+            ),
+            readers=active_readers(partition, readers, downtimes, hold_ms=hold_ms, now_ms=now_ms),
+            first_append_ms=self._writers[partition].first_append_ms
+            if partition < len(self._writers)
+            else None,
+            task_memory_bytes=self._config.compaction_task_memory_bytes,
+        )
+
+    def dataframe(self, spark: Any, **options: object) -> Any:
+        """The topic as a Spark DataFrame. Options are those of the data source (docs/spark.md), with `_` for `.`.
+
+        Spark's processes open the data folder themselves: with its lastword.yaml, or the file that `config` names.
+        """
+        # This module stands below the one that knows Spark.
+        import_module("lastword.spark").register(spark)
+        reader = (
+            spark.read.format("lastword").option("path", str(self._data_folder)).option("topic", self.name)
+        )
+        for name, value in options.items():
+            reader = reader.option(name.replace("_", "."), str(value))
+        return reader.load()
+
     def history(self) -> list[Snapshot]:
         """The snapshots that are kept, oldest first, with what each did."""
         return self._table.history()
@@ -486,6 +625,7 @@ class Topic:
     def delete_records(self, before: Mapping[int, int]) -> dict[int, int]:
         """Delete the records of partitions before an offset (-1: all); the new log start of each of them."""
         self._check_writer()
+        check_not_internal(self.name, "deleted from")
         wanted: dict[int, int] = {}
         for partition, offset in before.items():
             extent = self._partition_reader(self._check_partition(partition)).extent()
@@ -636,7 +776,7 @@ class Topic:
             hold=hold_of(
                 partition,
                 committed_positions(self._data_folder, self.id.hex),
-                Uptime(self._data_folder).downtimes(),
+                Uptime(self._data_folder).downtimes(self._clock.now_ms()),
                 hold_ms=self._config.reader_hold_ms,
                 hold_max_ms=self._config.reader_hold_max_ms,
                 now_ms=self._clock.now_ms(),
@@ -679,7 +819,21 @@ class Topic:
             self._open_writers(info.partitions)
         self._info = info
 
-    def writers(self) -> Iterable[PartitionWriter]:
+    def partition_reader(self, partition: int) -> PartitionReader:
+        """A reader of one partition. Close it."""
+        return self._partition_reader(self._check_partition(partition))
+
+    @property
+    def table(self) -> SegmentTable:
+        """Its sealed segments."""
+        return self._table
+
+    def writer(self, partition: int) -> PartitionWriter:
+        """The writer of a partition, for one that checks batches itself."""
+        self._check_writer()
+        return self._writer(partition)
+
+    def writers(self) -> tuple[PartitionWriter, ...]:
         return tuple(self._writers)
 
     def close(self) -> None:
@@ -709,9 +863,20 @@ class Topic:
             floor=Floor(sealed_end=at.sealed_end, log_start=at.log_start, epochs=at.epochs),
             now_ms=self._clock.now_ms(),
         )
-        return PartitionWriter(
-            folder, opened, settings=self._settings, sync=self._config.wal_sync, clock=self._clock
+        # What Lastword keeps for itself is acknowledged to its users, whatever they chose for their own records.
+        sync = WalSync(mode="group") if is_internal(self.name) else self._config.wal_sync
+        writer = PartitionWriter(
+            folder,
+            opened,
+            settings=self._settings,
+            sync=sync,
+            clock=self._clock,
+            producer_expiration_ms=self._config.producer_id_expiration_ms,
         )
+        # Before anybody else can append to it.
+        now_ms = self._clock.now_ms() if self._settings.message_timestamp_type == "LogAppendTime" else None
+        staged.finish(self._data_folder, self.id, partition, writer, now_ms)
+        return writer
 
     def _writer(self, partition: int) -> PartitionWriter:
         return self._writers[self._check_partition(partition)]

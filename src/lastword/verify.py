@@ -22,12 +22,14 @@ import pyarrow as pa
 from lastword.clock import new_uuid
 from lastword.compaction import strategy
 from lastword.compaction.keyset import hash_rows
+from lastword.compaction.rules import on_clock
 from lastword.compaction.spark import SparkEngine
+from lastword.compaction.spark_session import collect, message, spark_errors
 from lastword.config import TopicSettings
-from lastword.errors import InvalidError
+from lastword.errors import InvalidError, LastwordError, UnavailableError
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment
-from lastword.segments.table import Positions, Segment, SegmentTable, Snapshot
+from lastword.segments.table import Deadline, Positions, Segment, SegmentTable, Snapshot
 
 MAX_EXAMPLES = 20
 
@@ -103,8 +105,12 @@ def verify(
     table: SegmentTable, before: Snapshot, after: Snapshot, settings: TopicSettings, engine: SparkEngine
 ) -> VerifyReport:
     """Compare two snapshots of a topic on Spark."""
-    comparison = _Comparison(table, before, after, settings, engine)
-    return comparison.run()
+    try:
+        return _Comparison(table, before, after, settings, engine).run()
+    except LastwordError:
+        raise
+    except spark_errors() as error:
+        raise UnavailableError(message(error)) from error
 
 
 class _Comparison:
@@ -150,15 +156,13 @@ class _Comparison:
         )
         judged = self._judged(compared.withColumn("may_go", self._may_go()))
         # One pass counts everything; only where something is wrong a second one fetches examples.
-        counts = (
-            judged.groupBy("kind", "what")
-            .agg(sql.count("*").alias("n"), sql.sum("wins").alias("keys"))
-            .collect()
+        counts = collect(
+            judged.groupBy("kind", "what").agg(sql.count("*").alias("n"), sql.sum("wins").alias("keys"))
         )
         gone = {each["what"]: each["n"] for each in counts if each["kind"] == "gone"}
         problem_count = sum(each["n"] for each in counts if each["kind"] == "problem")
         examples = (
-            judged.where("kind = 'problem'").orderBy("partition", "offset").limit(MAX_EXAMPLES).collect()
+            collect(judged.where("kind = 'problem'").orderBy("partition", "offset").limit(MAX_EXAMPLES))
             if problem_count
             else []
         )
@@ -260,21 +264,36 @@ class _Comparison:
         return rule.when(sql.col("tombstone") & expired, "expired tombstone")
 
     def _expired(self, at: Positions, now_ms: int) -> Any:
-        """Whether a tombstone of a partition had expired when the later snapshot was made."""
+        """Whether a tombstone of a partition had expired when the later snapshot was made.
+
+        Where tombstone.clock was changed, by either clock: the run may have been before the change, or after it.
+        """
         from pyspark.sql import functions as sql
 
         settings = self._settings
+        own = sql.col("timestamp_ms") + settings.delete_retention_ms <= now_ms
         if settings.tombstone_clock == "record":
-            return sql.col("timestamp_ms") + settings.delete_retention_ms <= now_ms
+            for deadline in at.deadlines:
+                if not deadline.by_record and deadline.deadline_ms <= now_ms:
+                    own = own | self._inside(deadline)
+            return own
         # What no run had passed before got its deadline in between, at the earliest at the earlier snapshot.
         fresh = self._before.committed_ms + settings.delete_retention_ms <= now_ms
         expired = (sql.col("offset") >= at.first_dirty) & sql.lit(fresh)
         waiting = sql.lit(False)
-        for deadline in at.deadlines:
-            inside = (sql.col("offset") >= deadline.start) & (sql.col("offset") < deadline.end)
+        for given, deadline in zip(at.deadlines, on_clock(settings, at).deadlines, strict=True):
+            inside = self._inside(deadline)
             waiting = waiting | inside
             expired = expired | (inside & sql.lit(deadline.deadline_ms <= now_ms))
+            if given.by_record:
+                expired = expired | (inside & own)
         return expired | ((sql.col("offset") < at.first_dirty) & ~waiting)
+
+    @staticmethod
+    def _inside(deadline: Deadline) -> Any:
+        from pyspark.sql import functions as sql
+
+        return (sql.col("offset") >= deadline.start) & (sql.col("offset") < deadline.end)
 
 
 def _read_rows(

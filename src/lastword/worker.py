@@ -1,4 +1,4 @@
-"""The one background loop: seals, compacts, applies retention, deletes, expires and collects, each in its own time.
+"""The one background loop: seals, compacts, applies retention, deletes, expires, collects and measures, each in its time.
 
 The worker only decides when. What is done is the log's: every job is a call that could be made by hand, is
 isolated from the others, and leaves a whole state behind at each commit. A stop request ends the loop between two
@@ -37,6 +37,7 @@ RetentionStep = Literal["retention", "delete", "expire", "collect"]
 """What a round of retention consists of: sealed segments, WAL files, snapshots, files that nothing names."""
 LONGEST_PAUSE_MS = 3_600_000
 FIRST_PAUSE_MS = 10_000
+MEASURE_INTERVAL_MS = 30_000
 _LONGEST_WAIT_MS = 1_000
 
 
@@ -94,7 +95,7 @@ class Maintained(Protocol):
     @property
     def config(self) -> BrokerConfig: ...
 
-    def topics(self) -> list[str]: ...
+    def topics(self, *, include_internal: bool = False) -> list[str]: ...
 
     def topic(self, name: str) -> MaintainedTopic: ...
 
@@ -102,7 +103,7 @@ class Maintained(Protocol):
         self, *, exclude: Collection[tuple[str, int]], stop: Callable[[], bool]
     ) -> CompactionReport: ...
 
-    def note_dirty_ratios(self) -> None: ...
+    def measure(self) -> None: ...
 
     def run_retention(self, *, steps: Iterable[RetentionStep]) -> RetentionOutcome: ...
 
@@ -136,6 +137,7 @@ def schedule(config: BrokerConfig) -> dict[str, tuple[int, int]]:
         "retention": (config.retention_interval_ms, config.retention_interval_ms),
         "expire": (config.expire_interval_ms, config.expire_interval_ms),
         "collect": (config.collect_interval_ms, config.collect_interval_ms),
+        "measure": (0, MEASURE_INTERVAL_MS),
     }
     if config.deleter_enabled:
         jobs["delete"] = (config.deleter_interval_ms, config.deleter_interval_ms)
@@ -150,6 +152,8 @@ class Worker:
         self._clock = clock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        # The loop and whoever wants every job at once take turns.
+        self._turn = threading.RLock()
         now_ms = clock.now_ms()
         self._schedule = schedule(log.config)
         self.status = WorkerStatus(pid=os.getpid(), started_ms=now_ms)
@@ -165,6 +169,7 @@ class Worker:
             "delete": lambda: self._retain("delete"),
             "expire": lambda: self._retain("expire"),
             "collect": lambda: self._retain("collect"),
+            "measure": self._log.measure,
         }
 
     # ------------------------------------------------------------------------------------------ running
@@ -175,16 +180,18 @@ class Worker:
         for name, job in self.status.jobs.items():
             if self._stop.is_set():
                 break
-            if job.next_run_ms <= self._clock.now_ms():
-                self._run_job(name, job)
-                done.append(name)
+            with self._turn:
+                if job.next_run_ms <= self._clock.now_ms():
+                    self._run_job(name, job)
+                    done.append(name)
         return done
 
     def run_all(self) -> None:
-        """Run every job once, now."""
-        for name, job in self.status.jobs.items():
-            if not self._stop.is_set():
-                self._run_job(name, job)
+        """Run every job once, now. The loop, if it runs, waits meanwhile."""
+        with self._turn:
+            for name, job in self.status.jobs.items():
+                if not self._stop.is_set():
+                    self._run_job(name, job)
 
     def run(self) -> None:
         """Run jobs as they fall due, until `stop`. LockedError if the log has a worker already."""
@@ -248,7 +255,7 @@ class Worker:
 
     def _seal(self) -> None:
         problems: list[str] = []
-        for name in self._log.topics():
+        for name in self._log.topics(include_internal=True):
             if self._stop.is_set():
                 return
             try:
@@ -266,7 +273,6 @@ class Worker:
             (each.topic, each.partition) for each in self.status.failing if each.retry_ms > now_ms
         )
         report = self._log.compact(exclude=waiting, stop=self._stop.is_set)
-        self._log.note_dirty_ratios()
         tried = {(each.topic, each.partition) for each in report.partitions}
         failures = {(each.topic, each.partition): each.failures for each in self.status.failing}
         self.status.failing = [

@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 import pyarrow as pa
 import pytest
-from tests.support.compaction_child import BIG_TOPIC, BROKER, PARTITIONS, TOPICS, Job
+from tests.support.cli import Cli, wait_until
+from tests.support.compaction_child import (
+    BIG_TOPIC,
+    BROKER,
+    PARTITIONS,
+    STRATEGIES,
+    TOPICS,
+    VERSION_HEADER,
+    WAYS,
+    Job,
+)
 from tests.support.crash import Children, Running, clean_up, leftovers, named_steps, read_together
 from tests.support.last_words import LastWords
 
@@ -27,6 +40,8 @@ from lastword.clock import SystemClock
 from lastword.compaction.engine import InlineEngine, Result
 from lastword.compaction.engine import Job as EngineJob
 from lastword.compaction.job import CompactionReport, Compactor
+from lastword.record import HEADERS_TYPE
+from lastword.worker import load_status
 
 STEPS = [step for step in named_steps() if step.startswith(("compact.", "erase."))]
 BESIDE = ["segment.file.closed", "commit.before", "commit.done", "expire.done", "collect.file.removed"]
@@ -58,15 +73,25 @@ class Chain:
         self.runs = iter(range(seed * 1000, (seed + 1) * 1000))
         self.words = LastWords()
         self.kills = 0
+        self.way = self.random.choice(sorted(WAYS))
         with lastword.open(folder, config=BROKER) as log:
             for name, config in TOPICS.items():
-                log.create_topic(name, partitions=PARTITIONS, config=config)
+                # With these the newest record is the best one; what `first` keeps is another model.
+                strategy = self.random.choice(["offset", "timestamp", "header"])
+                log.create_topic(name, partitions=PARTITIONS, config=config | STRATEGIES[strategy])
         self.reader_stop = folder.parent / "stop-reader"
         self.reader = self.start("read", self.reader_stop)
 
     def start(self, role: str, stop: Path, **settings: object) -> Running:
         return self.cast.start(
-            Job(folder=str(self.folder), run=next(self.runs), role=role, stop_file=str(stop), **settings)  # type: ignore[arg-type]
+            Job(
+                folder=str(self.folder),
+                run=next(self.runs),
+                role=role,
+                stop_file=str(stop),
+                way=self.way,
+                **settings,  # type: ignore[arg-type]
+            )
         )
 
     def kill_at(self, step: str, count: int = 1) -> bool:
@@ -256,13 +281,69 @@ def test_kills_in_a_row(cast: Children, folder: Path, seed: int) -> None:
     chain.finish()
 
 
+# ------------------------------------------------------------------------------------------- the real worker
+
+WORKER_SETTINGS = """\
+worker.nice: 0
+worker.initial.delay.ms: 1
+worker.interval.ms: 20
+seal.interval.ms: 20
+retention.interval.ms: 100
+expire.interval.ms: 100
+collect.interval.ms: 100
+deleter.interval.ms: 100
+min.cleanable.dirty.ratio: 0.01
+"""
+
+
+def test_a_worker_is_killed_while_another_process_appends(cast: Children, folder: Path) -> None:
+    chain = Chain(cast, folder, seed=84)
+    settings = "".join(f"{key}: {value}\n" for key, value in BROKER.items())
+    (folder / "lastword.yaml").write_text(settings + WORKER_SETTINGS)
+    cli = Cli(folder)
+    stop = folder.parent / "stop-writer"
+    # Starting a worker takes its time; a log that does not grow much meanwhile is checked faster.
+    writer = chain.start("write", stop, pace_s=0.03)
+    assert read_together([writer, chain.reader], lambda: writer.said("opened"))
+    for _ in range(2):
+        with cli.spawn("worker") as worker:
+            try:
+                has_run = partial(_has_run, folder, worker.pid)
+                assert read_together([writer, chain.reader], has_run, deadline_s=120), (
+                    "it does not come to compact"
+                )
+                read_together([writer, chain.reader], deadline_s=chain.random.random())
+            finally:
+                worker.kill()
+            _, said = worker.communicate()
+        assert worker.returncode == -signal.SIGKILL
+        assert said == b""
+    assert not writer.ended
+    stop.touch()
+    assert read_together([writer, chain.reader])
+    chain.words.learn(writer.finish())
+    chain.check()
+    last = cli.real("worker", "--once")
+    assert (last.code, last.err) == (0, ""), last
+    with lastword.open(folder, config=BROKER, read_only=True) as log:
+        for name in TOPICS:
+            assert all(each.last_run is not None for each in log.topic(name).describe().partitions)
+    chain.finish()
+
+
+def _has_run(folder: Path, pid: int) -> bool:
+    """Whether this worker has finished a round of compaction."""
+    status = load_status(folder)
+    return status is not None and status.pid == pid and status.jobs["compact"].last_run_ms is not None
+
+
 # ----------------------------------------------------------------------------------------------- on Spark
 
 
 class Driver:
     """A process that compacts with Spark, and the processes that Spark has started for it."""
 
-    def __init__(self, cast: Children, folder: Path, number: int) -> None:
+    def __init__(self, cast: Children, folder: Path, number: int, way: str) -> None:
         self._asks = folder.parent / f"asks-{number}"
         os.mkfifo(self._asks)
         self.running = cast.start(
@@ -271,6 +352,7 @@ class Driver:
                 run=number,
                 role="drive",
                 stop_file="-",
+                way=way,
                 asks_from=str(self._asks),
             )
         )
@@ -279,23 +361,27 @@ class Driver:
         self._known: set[psutil.Process] = set()
         self.lasted_s = 0.0
 
+    @property
+    def terminal(self) -> str:
+        """What it wrote to where a person would have read it."""
+        return Path(f"{self._asks}.err").read_text()
+
     def ask(self) -> None:
         os.write(self._fd, b"compact\n")
         answers = self._count("compacting")
         assert self.running.read_until(lambda _: self._count("compacting") > answers), self.running.finish()
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> Answer:
         """What became of the last compaction that was asked for."""
         while self.is_compacting:
             assert self.running.read_until(lambda line: line[1] == "answer", 120), self.running.finish()
-        found: dict[str, Any] = self.running.lines[-1][2]
-        return found
+        return Answer(**self.running.lines[-1][2])
 
-    def compact(self) -> dict[str, Any]:
+    def compact(self) -> Answer:
         self.ask()
         asked_s = time.monotonic()
         answer = self.answer()
-        if answer["compacted"]:
+        if answer.compacted:
             self.lasted_s = time.monotonic() - asked_s
         return answer
 
@@ -306,23 +392,21 @@ class Driver:
     def processes(self) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
             self._known |= set(psutil.Process(self.running.pid).children(recursive=True))
-        return [each for each in self._known if each.is_running()]
+        return [each for each in self._known if is_alive(each)]
 
     def java(self) -> list[psutil.Process]:
-        return [each for each in self.processes() if each.name() == "java"]
+        return [each for each in self.processes() if name_of_process(each) == "java"]
 
     def python(self) -> list[psutil.Process]:
         """The workers of Spark and the daemon that forks them."""
-        return [each for each in self.processes() if each.name().startswith("python")]
+        return [each for each in self.processes() if name_of_process(each).startswith("python")]
 
     def close(self) -> None:
         """Kill it, with everything that it has started."""
         left = self.processes()
         self.running.kill()
-        for each in left:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
-        psutil.wait_procs(left, timeout=60)
+        kill_all(left)
+        wait_until(lambda: not any(map(is_alive, left)), lambda: left)
         self.running.read_until()
         if not self._closed:
             os.close(self._fd)
@@ -332,43 +416,99 @@ class Driver:
         return sum(line[1] == what for line in self.running.lines)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a driver says of a compaction: how many partitions were compacted, and what went wrong with others."""
+
+    problems: list[str]
+    compacted: int
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process runs. One whose parent has died may wait for long until somebody takes note of its end."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def name_of_process(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def kill_all(processes: Sequence[psutil.Process]) -> None:
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
 class SparkChain:
-    """Kills of parts of Spark on one log, whose one topic gets as much new to compact before each of them."""
+    """Kills of parts of Spark on one log, whose one topic gets as much new to compact before each of them.
 
-    RECORDS = 100_000
-    KEYS = 20_000
+    The strategy, and the way that compactions take, follow from the seed.
+    """
 
-    def __init__(self, cast: Children, folder: Path, seed: int) -> None:
+    def __init__(self, cast: Children, folder: Path, seed: int, records: int) -> None:
         self.cast = cast
         self.folder = folder
         self.random = random.Random(seed)
+        self.records = records
+        self.strategy = self.random.choice(sorted(STRATEGIES))
+        self.way = self.random.choice(sorted(WAYS))
         self.drivers: list[Driver] = []
-        self.last: dict[bytes, bytes | None] = {}
+        self.best: dict[bytes, tuple[int, bytes | None]] = {}
+        """The version and the value of each key's winner."""
+        self.appended: set[tuple[bytes, bytes | None]] = set()
         self.appends = 0
         with lastword.open(folder, config=BROKER | {"wal.sync": "none"}) as log:
-            log.create_topic(BIG_TOPIC, partitions=2, config={"cleanup.policy": "compact"})
+            log.create_topic(
+                BIG_TOPIC, partitions=2, config={"cleanup.policy": "compact"} | STRATEGIES[self.strategy]
+            )
         for _ in range(2):
             self.append()
 
     def append(self) -> None:
-        numbers = np.random.default_rng(self.random.randrange(1 << 30)).integers(0, self.KEYS, self.RECORDS)
+        generator = np.random.default_rng(self.random.randrange(1 << 30))
+        numbers = generator.integers(0, self.records // 5, self.records)
         keys = [b"user-%06d" % number for number in numbers.tolist()]
-        values = [None if row % 20 == 0 else b"%d of %d" % (row, self.appends) for row in range(self.RECORDS)]
+        values = [None if row % 20 == 0 else b"%d of %d" % (row, self.appends) for row in range(self.records)]
+        versions = self._versions(generator)
         self.appends += 1
-        self.last.update(zip(keys, values, strict=True))
+        for key, value, version in zip(keys, values, versions.tolist(), strict=True):
+            if key not in self.best or self.best[key][0] <= version:
+                self.best[key] = version, value
+        self.appended.update(zip(keys, values, strict=True))
+        columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+        if self.strategy == "timestamp":
+            columns["timestamp"] = pa.array(versions * 1000, pa.timestamp("us", tz="UTC"))
+        elif self.strategy == "header":
+            columns["headers"] = pa.array(
+                [[(VERSION_HEADER, each.to_bytes(8, "big"))] for each in versions.tolist()], HEADERS_TYPE
+            )
         with lastword.open(self.folder, config=BROKER | {"wal.sync": "none"}) as log:
             topic = log.topic(BIG_TOPIC)
-            topic.append_arrow(
-                pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
-            )
+            topic.append_arrow(pa.table(columns))
             topic.seal()
+
+    def _versions(self, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+        rows = self.appends * self.records + np.arange(self.records)
+        match self.strategy:
+            case "offset":
+                return rows
+            case "first":
+                return -rows
+            case _:
+                return generator.integers(1, 1 << 40, self.records)
 
     def driver(self) -> Driver:
         """One that has compacted already, so that Spark runs, and it is known how long that takes."""
-        self.drivers.append(Driver(self.cast, self.folder, len(self.drivers)))
+        self.drivers.append(Driver(self.cast, self.folder, len(self.drivers), self.way))
         for _ in range(2):
             self.append()
-            assert self.drivers[-1].compact() == {"problems": [], "compacted": 2}
+            assert self.drivers[-1].compact() == Answer([], 2)
         return self.drivers[-1]
 
     def kill(self, driver: Driver, which: Callable[[], list[psutil.Process]]) -> None:
@@ -382,32 +522,34 @@ class SparkChain:
                 break
             driver.lasted_s /= 2
         assert driver.is_compacting, "it was always done before it could be killed"
-        for each in which():
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+        kill_all(which())
+
+    def compact_here(self) -> None:
+        """Compact in this process, without Spark."""
+        with lastword.open(self.folder, config=BROKER, maintain_only=True) as log:
+            assert not log.compact([BIG_TOPIC], asked_for=True).problems
 
     def check(self, *, compacted: bool) -> None:
+        """Every key's winner is there, once in the state; nothing is that nobody appended; order is kept."""
+        winners = {key: value for key, (_, value) in self.best.items()}
         with lastword.open(self.folder, config=BROKER, read_only=True) as log:
             topic = log.topic(BIG_TOPIC)
             state = topic.state()
             found = dict(zip(state.column("key").to_pylist(), state.column("value").to_pylist(), strict=True))
             assert len(found) == state.num_rows, "a key is there twice"
-            assert found == {key: value for key, value in self.last.items() if value is not None}
-            last: dict[bytes, bytes | None] = {}
-            records = 0
+            assert found == {key: value for key, value in winners.items() if value is not None}
+            read: list[tuple[bytes, bytes | None]] = []
             for partition in range(2):
                 offset = -1
                 for batch in topic.read_arrow(partition=partition):
                     offsets = batch.column("offset").to_numpy()
                     assert offsets[0] > offset and (np.diff(offsets) > 0).all(), "out of order or twice"
                     offset = offsets[-1]
-                    records += batch.num_rows
-                    pairs = zip(
+                    read += zip(
                         batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True
                     )
-                    last.update(pairs)
-            assert last == self.last
-            assert not compacted or records == len(self.last)
+            assert set(winners.items()) <= set(read) <= self.appended
+            assert not compacted or len(read) == len(winners)
 
     def finish(self) -> None:
         for each in self.drivers:
@@ -419,7 +561,8 @@ class SparkChain:
 
 @pytest.fixture
 def spark_chain(cast: Children, folder: Path, request: pytest.FixtureRequest) -> Iterator[SparkChain]:
-    chain = SparkChain(cast, folder, getattr(request, "param", 91))
+    seed, records = request.param
+    chain = SparkChain(cast, folder, seed, records)
     yield chain
     for each in chain.drivers:
         each.close()
@@ -428,57 +571,78 @@ def spark_chain(cast: Children, folder: Path, request: pytest.FixtureRequest) ->
 def kill_workers(chain: SparkChain, driver: Driver) -> None:
     """A task whose process dies is done again; at the worst the run is reported as failed."""
     chain.kill(driver, lambda: chain.random.sample(found := driver.python(), min(len(found), 2)))
-    failed = driver.answer()["problems"]
-    chain.check(compacted=not failed)
-    assert driver.compact()["problems"] == []
+    chain.check(compacted=not driver.answer().problems)
+    assert driver.compact().problems == []
     chain.check(compacted=True)
 
 
 def kill_jvm(chain: SparkChain, driver: Driver) -> None:
-    """The run fails, and the next one in the same process has a new JVM."""
+    """What was running fails, or is done again; whatever comes next in the same process has a new JVM."""
     dead = driver.java()
     chain.kill(driver, lambda: dead)
-    failed = driver.answer()["problems"]
-    chain.check(compacted=not failed)
-    for problem in failed:
+    answer = driver.answer()
+    chain.check(compacted=not answer.problems)
+    for problem in answer.problems:
         assert "Spark" in problem, problem
-    answer = driver.compact()
-    assert answer == {"problems": [], "compacted": 2 if failed else 0}
+    # One of the partitions may have been done by the new JVM already.
+    assert driver.compact() == Answer([], 2 - answer.compacted)
     chain.check(compacted=True)
     chain.append()
-    assert driver.compact() == {"problems": [], "compacted": 2}
+    assert driver.compact() == Answer([], 2)
     assert driver.java() and not set(driver.java()) & set(dead)
+    assert "Traceback" not in driver.terminal, driver.terminal
 
 
 def kill_driver(chain: SparkChain, driver: Driver) -> None:
-    """Nothing of it goes on, and another process does what it had not done."""
+    """Nothing of it goes on."""
     processes = driver.processes()
     chain.kill(driver, lambda: [psutil.Process(driver.running.pid)])
     driver.running.finish()
-    _, alive = psutil.wait_procs(processes, timeout=60)
-    assert not alive, f"what a dead driver had started goes on: {alive}"
+    wait_until(
+        lambda: not any(map(is_alive, processes)),
+        lambda: f"what a dead driver had started goes on: {[each for each in processes if is_alive(each)]}",
+    )
     chain.check(compacted=False)
-    chain.driver()
-    chain.check(compacted=True)
+
+
+SHORT, LONG = 20_000, 100_000
+"""Records of an append."""
+
+
+@pytest.mark.parametrize("spark_chain", [(98, SHORT)], indirect=True)
+def test_the_jvm_is_killed(spark_chain: SparkChain) -> None:
+    kill_jvm(spark_chain, spark_chain.driver())
+    spark_chain.finish()
+
+
+@pytest.mark.parametrize("spark_chain", [(92, SHORT)], indirect=True)
+def test_the_driver_is_killed(spark_chain: SparkChain) -> None:
+    kill_driver(spark_chain, spark_chain.driver())
+    spark_chain.compact_here()
+    spark_chain.finish()
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("spark_chain", [(91, LONG)], indirect=True)
 def test_spark_is_killed_part_by_part(spark_chain: SparkChain) -> None:
     driver = spark_chain.driver()
     kill_workers(spark_chain, driver)
     kill_jvm(spark_chain, driver)
     kill_driver(spark_chain, driver)
+    spark_chain.driver()
     spark_chain.finish()
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("spark_chain", [92, 93], indirect=True)
+@pytest.mark.parametrize("spark_chain", [(seed, LONG) for seed in (93, 94, 96, 98, 113)], indirect=True)
 def test_spark_is_killed_again_and_again(spark_chain: SparkChain) -> None:
     driver = spark_chain.driver()
-    for _ in range(12):
+    for _ in range(6):
         kind = spark_chain.random.choice([kill_workers, kill_workers, kill_jvm, kill_driver])
         kind(spark_chain, driver)
-        driver = spark_chain.drivers[-1]
+        if kind is kill_driver:
+            driver = spark_chain.driver()
+            spark_chain.check(compacted=True)
     spark_chain.finish()

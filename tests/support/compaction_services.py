@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from lastword.compaction.engine import InlineEngine, Job, Result
 from lastword.compaction.inline import InlineCompactionServiceFactory
 from lastword.compaction.job import PartitionReport
 from lastword.compaction.service import WHAT_IS_DUE, CompactionRequest, ServiceContext
@@ -42,6 +43,35 @@ class OneSessionSparkFactory(SparkCompactionServiceFactory):
         if cls.engine_of_all is not None:
             cls.engine_of_all.stop()
             cls.engine_of_all = None
+
+
+class _TwoStages:
+    """An engine that takes the way of large partitions, however small they are."""
+
+    def run(self, jobs: Sequence[Job]) -> list[Result]:
+        found: list[Result] = super().run(  # type: ignore[misc]
+            [replace(job, way="two stages", shares=2) if job.unit.keyed else job for job in jobs]
+        )
+        return found
+
+
+class TwoStagesInline(_TwoStages, InlineEngine):
+    pass
+
+
+class TwoStagesSpark(_TwoStages, SparkEngine):
+    pass
+
+
+class TwoStagesInlineFactory(InlineCompactionServiceFactory):
+    def make_engine(self, context: ServiceContext) -> InlineEngine:
+        return TwoStagesInline()
+
+
+class TwoStagesSparkFactory(SparkCompactionServiceFactory):
+    def make_engine(self, context: ServiceContext) -> SparkEngine:
+        made = super().make_engine(context)
+        return TwoStagesSpark(made._settings, log_path=made._log_path)
 
 
 class WrappedService:

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from tests.support.clock import ManualClock
 
 import lastword
-from lastword import batch
+from lastword import batch, steps
 from lastword.config import BrokerConfig, TopicSettings, WalSync
 from lastword.log import Log
 from lastword.record import NewRecord, Record
@@ -26,6 +27,31 @@ from lastword.wal.state import WalState
 from lastword.wal.writer import PartitionWriter
 
 TOPIC_ID = UUID(int=7)
+
+# ------------------------------------------------------------------------------------ the end of a process
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture(autouse=True)
+def no_hook() -> Iterator[None]:
+    """A module that imports it leaves no step behind at which others are killed."""
+    yield
+    steps.install(None)
+
+
+def kill_at(step: str) -> None:
+    """Raise Killed the next time that a step is reached."""
+
+    def hook(name: str) -> None:
+        if name == step:
+            steps.install(None)
+            raise Killed
+
+    steps.install(hook)
+
 
 # ----------------------------------------------------------------------------------------------- whole logs
 

@@ -84,6 +84,26 @@ retention.ms: 0
 namespaces:
   db:
     cleanup.policy: [compact]
+group.initial.rebalance.delay.ms: 0
+group.min.session.timeout.ms: 11
+group.max.session.timeout.ms: 12
+group.max.size: 13
+offsets.retention.minutes: 14
+offsets.retention.check.interval.ms: 15
+offset.metadata.max.bytes: 16
+kafka.listen: 0.0.0.0:17
+kafka.advertised: kafka.example.com:18
+admin.listen: "[::1]:0"
+admin.token.file: /etc/lastword/token
+auto.create.topics.enable: false
+num.partitions: 19
+socket.request.max.bytes: 2048
+queued.max.request.bytes: 1048578
+max.connections: 20
+connections.max.idle.ms: 21
+fetch.max.bytes: 4096
+fetch.cache.bytes: 1048579
+producer.id.expiration.ms: 22
 """
 
 
@@ -110,10 +130,40 @@ def test_every_broker_setting_is_read(tmp_path: Path) -> None:
     assert config.collect_grace_ms == 0
     assert config.snapshot_retention_ms == 3
     assert config.lease_ttl_ms == 4
+    assert config.group_initial_rebalance_delay_ms == 0
+    assert config.group_min_session_timeout_ms == 11
+    assert config.group_max_session_timeout_ms == 12
+    assert config.group_max_size == 13
+    assert config.offsets_retention_minutes == 14
+    assert config.offsets_retention_check_interval_ms == 15
+    assert config.offset_metadata_max_bytes == 16
+    assert config.kafka_listen == "0.0.0.0:17"
+    assert config.kafka_advertised == "kafka.example.com:18"
+    assert config.admin_listen == "[::1]:0"
+    assert config.admin_token_file == "/etc/lastword/token"
+    assert config.auto_create_topics_enable is False
+    assert config.num_partitions == 19
+    assert config.socket_request_max_bytes == 2048
+    assert config.queued_max_request_bytes == 1048578
+    assert config.max_connections == 20
+    assert config.connections_max_idle_ms == 21
+    assert config.fetch_max_bytes == 4096
+    assert config.fetch_cache_bytes == 1048579
+    assert config.producer_id_expiration_ms == 22
     assert config.warehouse == "s3://bucket/lastword"
     assert config.topic_default_config == {"cleanup.policy": "compact,delete"}
     for key in (setting.key for setting in BROKER_SETTINGS):
         assert shown(config)[key].source == "broker", key
+
+
+def test_session_timeouts_that_contradict_each_other() -> None:
+    mapping = {"group.min.session.timeout.ms": 9, "group.max.session.timeout.ms": 8}
+    with pytest.raises(InvalidConfigError) as caught:
+        BrokerConfig.from_mapping(mapping, where="here")
+    assert str(caught.value) == (
+        "here: group.min.session.timeout.ms is 9 (broker, here) but group.max.session.timeout.ms is 8 "
+        "(broker, here); the first must not be over the second"
+    )
 
 
 def test_catalog_properties_are_the_text_that_was_written(tmp_path: Path) -> None:
@@ -190,6 +240,10 @@ def test_wal_sync(text: str, sync: WalSync) -> None:
             "deleter.interval.ms: 0",
             "lastword.yaml:1: deleter.interval.ms is '0'; allowed: a whole number from 1",
         ),
+        ("kafka.listen: 9092", "lastword.yaml:1: kafka.listen is '9092'; allowed: `HOST:PORT`"),
+        ("kafka.listen: ':9092'", "lastword.yaml:1: kafka.listen is ':9092'; allowed: `HOST:PORT`"),
+        ("admin.listen: ::1:80", "lastword.yaml:1: admin.listen is '::1:80'; allowed: `HOST:PORT`"),
+        ("admin.listen: localhost:65536", "lastword.yaml:1: admin.listen is 'localhost:65536'; allowed: "),
         ("retention.ms: 1:30", "lastword.yaml:1: retention.ms is '1:30'; allowed: "),
         ("retention.ms: [1]", "lastword.yaml:1: retention.ms is ['1']; allowed: "),
         ("retention.ms:", "lastword.yaml:1: retention.ms has no value; allowed: "),

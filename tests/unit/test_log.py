@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.clock import ManualClock
-from tests.support.logs import abandon, fill, offsets, one_batch, open_files, open_log, values, wal_path
+from tests.support.logs import (
+    Killed,
+    abandon,
+    fill,
+    kill_at,
+    no_hook,  # noqa: F401 - a fixture that every test uses
+    offsets,
+    one_batch,
+    open_files,
+    open_log,
+    values,
+    wal_path,
+)
 
 import lastword
-from lastword import disk, steps
+from lastword import disk
 from lastword.config import BrokerConfig
 from lastword.errors import (
     ClosedError,
@@ -27,25 +38,6 @@ from lastword.errors import (
 )
 from lastword.locks import Role, RoleLock
 from lastword.log import Log
-
-
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
-@pytest.fixture(autouse=True)
-def no_hook() -> Iterator[None]:
-    yield
-    steps.install(None)
-
-
-def kill_at(step: str) -> None:
-    def hook(name: str) -> None:
-        if name == step:
-            steps.install(None)
-            raise Killed
-
-    steps.install(hook)
 
 
 class TestFolder:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.clock import ManualClock
-from tests.support.logs import abandon, fill, offsets, open_log, roll, segment_files, values, wal_path
+from tests.support.logs import (
+    Killed,
+    abandon,
+    fill,
+    kill_at,
+    no_hook,  # noqa: F401 - a fixture that every test uses
+    offsets,
+    open_log,
+    roll,
+    segment_files,
+    values,
+    wal_path,
+)
 
 from lastword import metrics, steps, tiering
 from lastword.errors import CorruptError, LeaseLapsedError, StorageError
@@ -17,12 +28,6 @@ from lastword.record import NewRecord, TimestampType
 from lastword.segments.table import Positions
 from lastword.topic import Topic
 from lastword.wal.files import WalFile
-
-
-@pytest.fixture(autouse=True)
-def no_hook() -> Iterator[None]:
-    yield
-    steps.install(None)
 
 
 def files(*first_offsets: int) -> list[WalFile]:
@@ -270,21 +275,13 @@ class TestCrashes:
     def test_killed_at_any_step_nothing_is_sealed_twice_or_skipped(
         self, tmp_path: Path, clock: ManualClock, step: str
     ) -> None:
-        class Killed(BaseException):
-            pass
-
-        def hook(name: str) -> None:
-            if name == step:
-                raise Killed
-
         log = open_log(tmp_path / "d", clock)
         topic = log.create_topic("t", partitions=2)
         for partition in range(2):
             fill(topic, 0, 4, partition=partition)
-        steps.install(hook)
+        kill_at(step)
         with pytest.raises(Killed):
             topic.seal()
-        steps.install(None)
         abandon(log)
 
         with open_log(tmp_path / "d", clock) as log:

@@ -187,6 +187,25 @@ def place(
     placed = bytearray(batch)
     if len(placed) < HEADER_BYTES:
         raise BadBatchError(f"{len(placed)} bytes: a batch has at least {HEADER_BYTES}")
+    place_over(
+        placed,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        append_time_ms=append_time_ms,
+        max_timestamp_ms=max_timestamp_ms,
+    )
+    return placed
+
+
+def place_over(
+    placed: bytearray | memoryview,
+    *,
+    base_offset: int,
+    leader_epoch: int,
+    append_time_ms: int | None,
+    max_timestamp_ms: int | None = None,
+) -> None:
+    """As `place`, in the batch itself."""
     _BASE_OFFSET.pack_into(placed, 0, base_offset)
     _LEADER_EPOCH.pack_into(placed, _LEADER_EPOCH_AT, leader_epoch)
     if append_time_ms is not None:
@@ -196,7 +215,12 @@ def place(
     if max_timestamp_ms is not None:
         _TIMESTAMP.pack_into(placed, _MAX_TIMESTAMP_AT, max_timestamp_ms)
         write_crc(placed)
-    return placed
+
+
+def corrected_max_timestamp(batch: Buffer, header: BatchHeader) -> int | None:
+    """The max timestamp to hand to `place`, where `validate` has found another one than the batch says."""
+    (written_ms,) = _TIMESTAMP.unpack_from(batch, _MAX_TIMESTAMP_AT)
+    return None if written_ms == header.max_timestamp_ms else header.max_timestamp_ms
 
 
 def write_header(

@@ -20,6 +20,8 @@ from lastword.compaction.rules import oldest_of_all
 from lastword.compaction.survivors import Mask, Survivors, finish, pack, unpack
 from lastword.compaction.unit import Outcome, Unit
 from lastword.errors import LastwordError
+from lastword.segments.raw import RawSegment
+from lastword.segments.table import Segment
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,15 @@ class TooLarge:
 
 
 Result = Outcome | Failure | TooLarge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareFound:
+    """What one share of a unit's keys says of each segment: packed masks, in offset order, and what they cost."""
+
+    masks: tuple[bytes, ...]
+    read_bytes: int
+    set_bytes: int
 
 
 class Engine(Protocol):
@@ -85,28 +96,33 @@ def _failure(error: Exception) -> Failure:
 def carry_out(unit: Unit) -> Result:
     """One stage, for a task: errors become results, so that they don't touch other units."""
     try:
-        return kernels.compact(unit)
+        return _with_tombstones(unit, kernels.compact(unit))
     except SetTooLargeError:
         return TooLarge()
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not touch other units
         return _failure(error)
 
 
-def find_share(unit: Unit, share: Share) -> list[bytes] | Failure | TooLarge:
-    """The packed masks of a unit's segments, in offset order, for one share of the keys."""
+def find_share(unit: Unit, share: Share) -> ShareFound | Failure | TooLarge:
+    """The first of two stages, for a task: the survivors among the keys of one share."""
     try:
-        found = dict(Survivors(unit, share).masks())
-        return [pack(found[index]) for index in range(len(unit.segments))]
+        survivors = Survivors(unit, share)
+        found = {index: pack(mask) for index, mask in survivors.masks()}
+        return ShareFound(
+            masks=tuple(found[index] for index in range(len(unit.segments))),
+            read_bytes=survivors.read_bytes,
+            set_bytes=survivors.set_bytes,
+        )
     except SetTooLargeError:
         return TooLarge()
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not touch other units
         return _failure(error)
 
 
-def unite(unit: Unit, shares: Sequence[Sequence[bytes]]) -> list[Mask]:
+def unite(unit: Unit, shares: Sequence[ShareFound]) -> list[Mask]:
     """The masks that all shares together found."""
     return [
-        unpack([share[index] for share in shares], segment.records)
+        unpack([share.masks[index] for share in shares], segment.records)
         for index, segment in enumerate(unit.segments)
     ]
 
@@ -115,14 +131,37 @@ def rewrite_found(unit: Unit, masks: Sequence[Mask], *, keys_only: bool = False)
     """The second stage, for a task. With `keys_only` the masks are completed first."""
     try:
         read_bytes = sum(finish(unit, index, mask) for index, mask in enumerate(masks)) if keys_only else 0
-        outcome = kernels.rewrite_masked(unit, masks)
+        outcome = _with_tombstones(unit, kernels.rewrite_masked(unit, masks))
         return replace(outcome, read_bytes=outcome.read_bytes + read_bytes)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not touch other units
         return _failure(error)
 
 
-def join(unit: Unit, results: Sequence[Result], duration_s: float) -> Result:
-    """One outcome for a unit that several tasks have rewritten."""
+def _with_tombstones(unit: Unit, outcome: Outcome) -> Outcome:
+    """Count the tombstones that are left, by metadata alone but for records without a key: those are none."""
+    kept = sum(
+        segment.null_values if not segment.null_keys else _count_tombstones(unit, segment)
+        for segment in outcome.left
+        if segment.null_values
+    )
+    return replace(outcome, tombstones_kept=kept)
+
+
+def _count_tombstones(unit: Unit, segment: Segment) -> int:
+    count = 0
+    with RawSegment(unit.files, segment) as raw:
+        for group in raw.row_groups:
+            if group.null_values != 0:
+                rows = raw.columns(["key", "value"], [group])
+                without_value = rows.filter(rows.column("value").is_null())
+                count += len(without_value) - without_value.column("key").null_count
+    return count
+
+
+def join(
+    unit: Unit, results: Sequence[Result], duration_s: float, shares: Sequence[ShareFound] = ()
+) -> Result:
+    """One outcome for a unit that several tasks have rewritten, after these shares were found."""
     outcomes = [each for each in results if isinstance(each, Outcome)]
     if len(outcomes) < len(results):
         return next(each for each in results if not isinstance(each, Outcome))
@@ -132,8 +171,10 @@ def join(unit: Unit, results: Sequence[Result], duration_s: float) -> Result:
         segments=unit.segments,
         rewritten=tuple(rewritten for each in outcomes for rewritten in each.rewritten),
         spared=any(each.spared for each in outcomes),
-        read_bytes=sum(each.read_bytes for each in outcomes),
+        read_bytes=sum(each.read_bytes for each in outcomes) + sum(each.read_bytes for each in shares),
         duration_s=duration_s,
+        peak_set_bytes=max((each.set_bytes for each in shares), default=0),
+        tombstones_kept=sum(each.tombstones_kept for each in outcomes),
         examined=tuple(path for each in outcomes for path in each.examined),
         oldest_examined=oldest_of_all(each.oldest_examined for each in outcomes),
     )
@@ -171,13 +212,11 @@ class InlineEngine:
 
     def _run_shares(self, unit: Unit, shares: int) -> Result:
         started_s = monotonic_s()
-        found: list[list[bytes]] = []
+        found: list[ShareFound] = []
         for index in range(shares):
             share = find_share(unit, Share(index, shares))
-            if not isinstance(share, list):
+            if not isinstance(share, ShareFound):
                 return share
             found.append(share)
         result = rewrite_found(unit, unite(unit, found))
-        return (
-            replace(result, duration_s=monotonic_s() - started_s) if isinstance(result, Outcome) else result
-        )
+        return join(unit, [result], monotonic_s() - started_s, found)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 class Member:
     """A segment, about what it will weigh, whether it loses records, and whether it may be joined freely.
 
-    That is where it is rewritten anyway, or new.
+    That is where it is rewritten anyway, or new. `spared`: it would lose so few that it is left alone.
     """
 
     index: int
@@ -24,6 +24,7 @@ class Member:
     free_to_join: bool
     min_timestamp_ms: int
     max_timestamp_ms: int
+    spared: bool = False
 
 
 def groups(members: Iterable[Member], *, merge_bytes: int, span_ms: int | None) -> Iterator[list[Member]]:

@@ -41,14 +41,29 @@ def hold_of(
     """The lowest position of an active reader of a partition."""
     positions = [
         each.position
-        for each in readers
-        if each.partition == partition and _active_for(each, downtimes, now_ms) <= hold_ms
+        for each in active_readers(partition, readers, downtimes, hold_ms=hold_ms, now_ms=now_ms)
     ]
     return (
         ReaderHold(position=min(positions), max_ms=hold_max_ms)
         if positions
         else ReaderHold(max_ms=hold_max_ms)
     )
+
+
+def active_readers(
+    partition: int,
+    readers: Sequence[ReaderPosition],
+    downtimes: Sequence[tuple[int, int]],
+    *,
+    hold_ms: int,
+    now_ms: int,
+) -> list[ReaderPosition]:
+    """The readers of a partition that were active not long ago."""
+    return [
+        each
+        for each in readers
+        if each.partition == partition and _active_for(each, downtimes, now_ms) <= hold_ms
+    ]
 
 
 def _active_for(reader: ReaderPosition, downtimes: Sequence[tuple[int, int]], now_ms: int) -> int:
@@ -62,16 +77,19 @@ class Uptime:
     def __init__(self, data_folder: Path) -> None:
         self._path = data_folder / UPTIME_FILE
 
-    def downtimes(self) -> list[tuple[int, int]]:
-        return [(start, end) for start, end in self._load().get("down", ())]
-
-    def here(self, now_ms: int) -> None:
-        """Note that the log is being maintained now."""
+    def downtimes(self, now_ms: int) -> list[tuple[int, int]]:
+        """When nobody was there, up to now: also since the last note, if that is long ago."""
         saved = self._load()
-        down = [(start, end) for start, end in saved.get("down", ()) if now_ms - end < _KEPT_MS]
+        down = [(start, end) for start, end in saved.get("down", ())]
         last_ms = saved.get("here_ms", now_ms)
         if now_ms - last_ms > _DOWN_AFTER_MS:
             down.append((last_ms, now_ms))
+        return down
+
+    def here(self, now_ms: int) -> None:
+        """Note that the log is being maintained now."""
+        down = [(start, end) for start, end in self.downtimes(now_ms) if now_ms - end < _KEPT_MS]
+        last_ms = self._load().get("here_ms", now_ms)
         disk.replace_file(self._path, json.dumps({"here_ms": max(now_ms, last_ms), "down": down}).encode())
 
     def _load(self) -> dict:  # type: ignore[type-arg]

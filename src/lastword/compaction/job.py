@@ -5,7 +5,8 @@ By its steps, for partitions of any number of topics:
 2. take a lease a topic, whose id is in the names of the files to be written;
 3. hand the units to the engine, some at a time, the most urgent first;
 4. commit what is done, one snapshot a topic: files out, files in, positions. A partition one of whose segments
-   is no longer there is planned again; the others are committed. What fails is reported and leaves no trace.
+   is no longer there, whether that was noticed here or by reading it, is planned again from a fresh look at the
+   log; the others are committed. What fails is reported and leaves no trace.
 
 Killed before a commit: nothing has changed, and the collector takes the files. After it: everything has.
 """
@@ -15,7 +16,8 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,13 +31,15 @@ from lastword.compaction.plan import PartitionPlan, PartitionView, Reason, Way
 from lastword.compaction.rules import OldestTombstones, ReaderHold
 from lastword.compaction.unit import Outcome, Unit
 from lastword.config import BrokerConfig, TopicSettings
-from lastword.errors import LastwordError
+from lastword.errors import ConflictError, LastwordError
 from lastword.leases import HeldLease, LeaseKeeper
+from lastword.segments.parquet import SegmentFiles
 from lastword.segments.sketch import Sketches
 from lastword.segments.table import (
     LastRun,
     Positions,
     Segment,
+    SegmentGoneError,
     SegmentTable,
     Snapshot,
     retry_on_conflict,
@@ -60,6 +64,8 @@ class Target:
     holds: Mapping[int, ReaderHold] = field(default_factory=dict)
     looked_ms: int | None = None
     """When `log_ends` were read, or before; None: just now."""
+    look_again: Callable[[], Target] | None = None
+    """A fresh look at all of this; None: it holds as long as the run lasts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,8 @@ class PartitionReport:
     tombstones_kept: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    peak_set_bytes: int = 0
+    """The memory of the largest set of keys that a task had; 0 where Spark compared them."""
     duration_s: float = 0.0
     problem: str | None = None
 
@@ -155,6 +163,33 @@ def plan_target(
     )
 
 
+def unit_of(
+    plan: PartitionPlan,
+    settings: TopicSettings,
+    files: SegmentFiles,
+    *,
+    job_id: str,
+    max_set_bytes: int | None = None,
+) -> Unit:
+    """The work that a plan comes to."""
+    return Unit(
+        topic=plan.topic,
+        partition=plan.partition,
+        files=files,
+        segments=plan.segments,
+        first_dirty=plan.positions.first_dirty,
+        clean_is_unique=not plan.positions.spared,
+        keyed=plan.keyed,
+        rules=plan.rules,
+        merge_bytes=settings.segment_bytes,
+        merge_span_ms=settings.segment_ms if settings.deletes else None,
+        min_rewrite_ratio=settings.min_rewrite_ratio,
+        job_id=job_id,
+        seed=new_uuid().int & (2**64 - 1),
+        max_set_bytes=max_set_bytes,
+    )
+
+
 class Compactor:
     """Runs compactions on an engine."""
 
@@ -186,14 +221,14 @@ class Compactor:
                 try:
                     lease = self._leases.hold(topic_id=target.table.snapshot().topic.id.hex, job="compact")
                     leases.append(lease)
-                    plans = plan_target(
-                        target, clock=self._clock, partitions=partitions, asked_for=asked_for, force=force
+                    planned += self._plan(
+                        target,
+                        lease,
+                        partitions=partitions,
+                        asked_for=asked_for,
+                        force=force,
+                        exclude=exclude,
                     )
-                    planned += [
-                        self._planned(plan, target, lease)
-                        for plan in plans
-                        if (plan.topic, plan.partition) not in exclude
-                    ]
                 except LastwordError as error:
                     logger.error("the topic in %s can't be planned: %s", target.table.location, error)
                     failed.append((target.table.location, str(error)))
@@ -222,31 +257,42 @@ class Compactor:
         """How many units go to the engine at a time: enough to keep it busy, few enough to commit often."""
         return max(1, self._engine.parallel * 4)
 
+    def _plan(
+        self,
+        target: Target,
+        lease: HeldLease,
+        *,
+        partitions: Sequence[int] | None,
+        asked_for: bool = False,
+        force: bool = False,
+        exclude: Collection[tuple[str, int]] = (),
+    ) -> list[_Planned]:
+
+        def attempt() -> list[_Planned]:
+            with _gone_is_conflict():
+                plans = plan_target(
+                    target, clock=self._clock, partitions=partitions, asked_for=asked_for, force=force
+                )
+                return [
+                    self._planned(plan, target, lease)
+                    for plan in plans
+                    if (plan.topic, plan.partition) not in exclude
+                ]
+
+        return retry_on_conflict(attempt)
+
     def _planned(self, plan: PartitionPlan, target: Target, lease: HeldLease) -> _Planned:
-        settings = target.settings
-        unit = Unit(
-            topic=plan.topic,
-            partition=plan.partition,
-            files=target.table.files,
-            segments=plan.segments,
-            first_dirty=plan.positions.first_dirty,
-            clean_is_unique=not plan.positions.spared,
-            keyed=plan.keyed,
-            rules=plan.rules,
-            merge_bytes=settings.segment_bytes,
-            merge_span_ms=settings.segment_ms if settings.deletes else None,
-            min_rewrite_ratio=settings.min_rewrite_ratio,
-            job_id=lease.id,
-            seed=new_uuid().int & (2**64 - 1),
-            max_set_bytes=self._config.compaction_task_memory_bytes,
-        )
-        way, shares = self._choose_way(plan, target)
+        way, shares, set_bytes = self._choose_way(plan, target)
+        unit = unit_of(plan, target.settings, target.table.files, job_id=lease.id, max_set_bytes=set_bytes)
         return _Planned(plan=plan, target=target, lease=lease, job=Job(unit=unit, way=way, shares=shares))
 
-    def _choose_way(self, plan: PartitionPlan, target: Target) -> tuple[Way, int]:
+    def _choose_way(self, plan: PartitionPlan, target: Target) -> tuple[Way, int, int]:
+        """The way, the number of shares, and the memory that a set of keys may use."""
+        memory_bytes = self._config.compaction_task_memory_bytes
         if not plan.keyed:
             # No set of keys is needed, and the result is one segment.
-            return "one stage", 1
+            return "one stage", 1, memory_bytes
+        versioned = plan.rules.strategy in ("timestamp", "header")
         only_dirty = plan.rules.strategy == "offset" and not plan.positions.spared
         inserted = [
             segment
@@ -254,21 +300,21 @@ class Compactor:
             if not only_dirty or segment.last_offset >= plan.positions.first_dirty
         ]
         keys = sum(segment.records for segment in inserted)
-        memory_bytes = self._config.compaction_task_memory_bytes
         key_bytes = 32
-        if planning.set_bytes(keys, key_bytes) > memory_bytes:
+        room_bytes = planning.room_for_keys(memory_bytes, plan.records)
+        if planning.key_memory(keys, key_bytes, versioned=versioned) > room_bytes:
             # The number of records is too coarse a bound; the sketches know better.
             sketches = Sketches(target.table.files)
             keys = min(keys, round(sketches.distinct_keys(inserted) * 1.1))
             key_bytes = sketches.mean_key_bytes(inserted)
-        return planning.choose_way(
-            keys=keys,
-            key_bytes=key_bytes,
+        way, shares = planning.choose_way(
+            needed_bytes=planning.key_memory(keys, key_bytes, versioned=versioned),
+            room_bytes=room_bytes,
             size_bytes=plan.size_bytes,
-            memory_bytes=memory_bytes,
             task_bytes=self._config.compaction_task_bytes,
             parallel=self._engine.parallel,
         )
+        return way, shares, planning.set_share(room_bytes, key_bytes, versioned=versioned)
 
     def _run_wave(self, wave: Sequence[_Planned], watch: _Watch) -> list[PartitionReport]:
         reports: list[PartitionReport] = []
@@ -276,25 +322,19 @@ class Compactor:
         for _ in range(PLAN_AGAIN_TIMES):
             if not waiting:
                 return reports
-            done: list[_Done] = []
-            for planned, result in self._carry_out(waiting, watch):
-                if isinstance(result, Outcome):
-                    done.append(_Done(planned=planned, outcome=result))
-                else:
-                    reports.append(_failed(planned, result))
+            results = self._carry_out(waiting, watch)
             again: list[_Planned] = []
-            for target in {id(each.planned.target): each.planned.target for each in done}.values():
-                own = [each for each in done if each.planned.target is target]
+            for target in {id(planned.target): planned.target for planned in waiting}.values():
+                own = [(planned, result) for planned, result in results if planned.target is target]
+                finished, stale = self._finish(target, own)
+                reports += finished
                 try:
-                    committed, stale = self._commit(target, own)
+                    replanned = self._plan_again(target, stale)
                 except LastwordError as error:
-                    reports += [_failed(each.planned, Failure(message=str(error))) for each in own]
+                    reports += [_failed(planned, Failure(message=str(error))) for planned in stale]
                     continue
-                reports += committed
-                try:
-                    again += self._plan_again(target, stale)
-                except LastwordError as error:
-                    reports += [_failed(each.planned, Failure(message=str(error))) for each in stale]
+                watch.begin_again(stale, replanned)
+                again += replanned
             waiting = again
         reports += [
             _failed(each, Failure(message="its segments changed each time that it was planned"))
@@ -312,14 +352,59 @@ class Compactor:
             if isinstance(result, TooLarge)
         ]
         rest = [(planned, result) for planned, result in finished if not isinstance(result, TooLarge)]
+        watch.done([planned for planned, _ in rest])
         return rest + (self._carry_out(too_large, watch) if too_large else [])
 
-    def _plan_again(self, target: Target, stale: Sequence[_Done]) -> list[_Planned]:
-        partitions = [each.planned.plan.partition for each in stale]
-        if not partitions:
+    def _finish(
+        self, target: Target, results: Sequence[tuple[_Planned, Result]]
+    ) -> tuple[list[PartitionReport], list[_Planned]]:
+        """Commit what was carried out; the reports, and what has to be planned again."""
+        done = [
+            _Done(planned=each, outcome=result) for each, result in results if isinstance(result, Outcome)
+        ]
+        reports: list[PartitionReport] = []
+        stale: list[_Planned] = []
+        if done:
+            try:
+                committed, overtaken = self._commit(target, done)
+                reports += committed
+                stale += [each.planned for each in overtaken]
+            except LastwordError as error:
+                reports += [_failed(each.planned, Failure(message=str(error))) for each in done]
+        for planned, result in results:
+            if isinstance(result, Outcome):
+                continue
+            if self._is_overtaken(planned):
+                stale.append(planned)
+            else:
+                reports.append(_failed(planned, result))
+        return reports, stale
+
+    def _is_overtaken(self, planned: _Planned) -> bool:
+        """Whether something has changed what was planned, so that a failure says nothing: a file may be gone."""
+        table = planned.target.table
+        try:
+            base = table.snapshot()
+            live = {segment.path for segment in table.plan(base)}
+        except LastwordError:
+            return False
+        return not base.topic.deleted and not _fits(planned.plan, base, live)
+
+    def _plan_again(self, target: Target, stale: Sequence[_Planned]) -> list[_Planned]:
+        if not stale:
             return []
-        plans = plan_target(target, clock=self._clock, partitions=partitions, asked_for=True)
-        return [self._planned(plan, target, stale[0].planned.lease) for plan in plans]
+        logger.info(
+            "%s partitions %s changed meanwhile and are planned again",
+            stale[0].plan.topic,
+            ", ".join(str(each.plan.partition) for each in stale),
+        )
+        if target.look_again is not None:
+            # Readers have come and gone, and the log has grown.
+            looked_ms = self._clock.now_ms()
+            target = replace(target.look_again(), looked_ms=looked_ms)
+        return self._plan(
+            target, stale[0].lease, partitions=[each.plan.partition for each in stale], asked_for=True
+        )
 
     def _commit(self, target: Target, done: Sequence[_Done]) -> tuple[list[PartitionReport], list[_Done]]:
         """Commit the outcomes whose segments are all still there; the reports, and the outcomes that are stale."""
@@ -329,8 +414,9 @@ class Compactor:
             for each in done:
                 each.planned.lease.check()
             base = target.table.snapshot()
-            live = {segment.path for segment in target.table.plan(base)}
-            fitting = [each for each in done if _fits(each, base, live)]
+            with _gone_is_conflict():
+                live = {segment.path for segment in target.table.plan(base)}
+            fitting = [each for each in done if _fits(each.planned.plan, base, live)]
             stale = [each for each in done if each not in fitting]
             positions = {
                 each.planned.plan.partition: _moved(
@@ -366,8 +452,17 @@ class Compactor:
         return reports, stale
 
 
-def _fits(done: _Done, base: Snapshot, live: set[str]) -> bool:
-    plan = done.planned.plan
+@contextmanager
+def _gone_is_conflict() -> Iterator[None]:
+    """A file that goes while a snapshot is looked at says that there is a later one: look again."""
+    try:
+        yield
+    except SegmentGoneError as error:
+        raise ConflictError(str(error)) from error
+
+
+def _fits(plan: PartitionPlan, base: Snapshot, live: set[str]) -> bool:
+    """Whether a partition still is as it was when it was planned."""
     at = base.positions[plan.partition]
     # What has fallen below the log start meanwhile may have beaten records behind it, which must stay then.
     competitors_are_there = (
@@ -387,6 +482,7 @@ def _moved(at: Positions, done: _Done, settings: TopicSettings, now_ms: int) -> 
     last_run = LastRun(now_ms, round(outcome.duration_s * 1000), report.reclaimed_bytes)
     if not plan.keyed:
         return replace(at, last_run=last_run)
+    at = rule.on_clock(settings, at)
     dirty = [segment for segment in plan.segments if segment.last_offset >= plan.positions.first_dirty]
     runs = at.runs
     if settings.compaction_strategy in ("timestamp", "header"):
@@ -446,9 +542,10 @@ def _report(done: _Done) -> PartitionReport:
         bytes_before=plan.size_bytes,
         bytes_after=_sum(left, "size_bytes"),
         tombstones_removed=sum(each.tombstones_removed for each in outcome.rewritten),
-        tombstones_kept=_sum(left, "null_values"),
+        tombstones_kept=outcome.tombstones_kept,
         read_bytes=outcome.read_bytes,
         written_bytes=_sum(outcome.added, "size_bytes"),
+        peak_set_bytes=outcome.peak_set_bytes,
         duration_s=outcome.duration_s,
     )
 
@@ -524,6 +621,14 @@ class _Watch:
         self._done_bytes += sum(each.plan.size_bytes for each in planned)
         self.show(0, 0)
 
+    def begin_again(self, stale: Sequence[_Planned], replanned: Sequence[_Planned]) -> None:
+        """What was done for nothing does not count, and what is planned instead may be more or less."""
+        for sign, some in ((-1, stale), (1, replanned)):
+            self._records += sign * sum(each.plan.records for each in some)
+            self._bytes += sign * sum(each.plan.size_bytes for each in some)
+        self._done_records -= sum(each.plan.records for each in stale)
+        self._done_bytes -= sum(each.plan.size_bytes for each in stale)
+
     def finish(self) -> None:
         self._done_records, self._done_bytes = self._records, self._bytes
         self.show(0, 0)
@@ -554,13 +659,14 @@ class _Watching:
             self._stop.set()
             self._thread.join()
             self._folder.cleanup()
-            self._watch.done(self._planned)
 
     def _path(self, index: int) -> Path:
         assert self._folder is not None
         return Path(self._folder.name) / str(index)
 
     def _run(self) -> None:
+        assert self._folder is not None
         while not self._stop.wait(0.1):
-            counts = [read_progress(self._path(index)) for index in range(len(self._planned))]
+            # A unit that several tasks rewrite has a file for each of them.
+            counts = [read_progress(path) for path in Path(self._folder.name).iterdir()]
             self._watch.show(sum(records for records, _ in counts), sum(size for _, size in counts))

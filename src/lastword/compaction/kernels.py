@@ -55,7 +55,7 @@ def rewrite_masked(unit: Unit, masks: Sequence[Mask]) -> Outcome:
 
 def split(unit: Unit, masks: Sequence[Mask], pieces: int) -> list[tuple[Unit, list[Mask]]]:
     """The groups of a unit dealt out to several units, so that several tasks can rewrite it."""
-    members = [_member(unit, index, mask) for index, mask in reversed(list(enumerate(masks)))]
+    members = [_member(unit, index, _kept(mask)) for index, mask in reversed(list(enumerate(masks)))]
     grouped = [list(reversed(group)) for group in _groups(unit, members)]
     grouped.reverse()
     share = max(1, -(-len(grouped) // pieces))
@@ -120,7 +120,7 @@ def _rewrite_all(
         def members() -> Iterator[Member]:
             for index, mask in masks:
                 part = Part(unit.segments[index], mask, (footers or {}).get(index))
-                member = _member(unit, index, mask)
+                member = _member(unit, index, _kept(mask))
                 if member.loses:
                     read_ahead(unit, part, pool, ahead)
                 found[index] = part
@@ -128,7 +128,7 @@ def _rewrite_all(
 
         for group in _groups(unit, members()):
             parts = [found.pop(member.index) for member in reversed(group)]
-            if len(group) == 1 and _spares(unit, parts[0].segment, int(parts[0].mask.sum())):
+            if _is_spared(group):
                 results.append(True)
                 progress.add(parts[0].segment.records, parts[0].segment.size_bytes)
             else:
@@ -136,19 +136,39 @@ def _rewrite_all(
     return results
 
 
+def spared(unit: Unit, kept: Sequence[int]) -> set[int]:
+    """The segments, by index, that a run leaves as they are although they lose; `kept` is what each would keep."""
+    members = [_member(unit, index, each) for index, each in reversed(list(enumerate(kept)))]
+    return {group[0].index for group in _groups(unit, members) if _is_spared(group)}
+
+
+def may_spare(unit: Unit) -> bool:
+    """Whether a segment could be spared, by what is known without a look at its keys."""
+    return any(_spares(unit, segment, segment.records - 1) for segment in unit.segments)
+
+
+def _is_spared(group: Sequence[Member]) -> bool:
+    """Whether a group is left alone: one that is joined with others is rewritten in any case."""
+    return len(group) == 1 and group[0].spared
+
+
+def _kept(mask: Mask) -> int:
+    return int(np.count_nonzero(mask))
+
+
 def _groups(unit: Unit, members: Iterable[Member]) -> Iterator[list[Member]]:
     return grouping.groups(members, merge_bytes=unit.merge_bytes, span_ms=unit.merge_span_ms)
 
 
-def _member(unit: Unit, index: int, mask: Mask) -> Member:
+def _member(unit: Unit, index: int, kept: int) -> Member:
     segment = unit.segments[index]
-    kept = int(np.count_nonzero(mask))
     spared = _spares(unit, segment, kept)
     loses = kept < segment.records and not spared
     return Member(
         index=index,
         expected_bytes=segment.size_bytes if spared else segment.size_bytes * kept // segment.records,
         loses=loses,
+        spared=spared,
         free_to_join=loses or not unit.keyed or not unit.is_clean(segment),
         min_timestamp_ms=segment.min_timestamp_ms,
         max_timestamp_ms=segment.max_timestamp_ms,

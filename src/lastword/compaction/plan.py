@@ -9,6 +9,7 @@ It is never due for something that a run can't change.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -29,6 +30,10 @@ JOIN_COUNT = 8
 BYTES_PER_KEY = 48
 """What a set of keys needs for a key beside its bytes, at the worst moment of growing: slots that are at least
 three tenths full, an entry's head, and half of the entries once more."""
+
+BYTES_PER_VERSION = 42
+"""What the best version of a key needs beside the set, at the worst moment of growing: its row, the version and
+whether it is known, with twice the room that is used, and one of them once more."""
 
 MAX_RUNS_KEPT = 16
 MAX_SHARES = 16
@@ -95,14 +100,16 @@ class PartitionPlan:
 
 def compactable(segments: Sequence[Segment], settings: TopicSettings, now_ms: int) -> tuple[Segment, ...]:
     """The segments of a partition, in offset order, before the first that min.compaction.lag.ms holds back."""
+    return tuple(segments[: bisect_right(compactable_from(segments, settings), now_ms)])
+
+
+def compactable_from(segments: Sequence[Segment], settings: TopicSettings) -> list[int]:
+    """From when on each segment of a partition may be compacted: it, and each before it, has to be old enough."""
     if settings.min_compaction_lag_ms == 0:
         # Also records whose timestamps lie ahead are not held back.
-        return tuple(segments)
-    return tuple(
-        itertools.takewhile(
-            lambda segment: now_ms - segment.max_timestamp_ms >= settings.min_compaction_lag_ms, segments
-        )
-    )
+        return [0] * len(segments)
+    ready_ms = (segment.max_timestamp_ms + settings.min_compaction_lag_ms for segment in segments)
+    return list(itertools.accumulate(ready_ms, max))
 
 
 def dirty_ratio(
@@ -162,7 +169,7 @@ def _propose_partition(
 ) -> PartitionPlan | None:
     if not settings.compacts:
         return _propose_join(topic, view, settings, now_ms)
-    at = view.positions
+    at = rule.on_clock(settings, view.positions)
     ready = compactable(view.segments, settings, now_ms)
     if not ready:
         return None
@@ -300,21 +307,36 @@ def estimate(ready: Sequence[Segment], distinct: Distinct) -> Estimate:
     )
 
 
-def set_bytes(keys: int, key_bytes: int) -> int:
-    """About the memory that a set of so many keys needs while it grows."""
-    return int(keys * (BYTES_PER_KEY + key_bytes * 3 / 2))
+def room_for_keys(memory_bytes: int, records: int) -> int:
+    """What the masks of a partition, a byte a record, leave of a task's memory; a quarter at the least."""
+    return max(memory_bytes - records, memory_bytes // 4)
+
+
+def key_memory(keys: int, key_bytes: int, *, versioned: bool) -> int:
+    """About the memory that so many keys need while they are found, with their versions where those decide."""
+    return int(keys * (_set_bytes_per_key(key_bytes) + (BYTES_PER_VERSION if versioned else 0)))
+
+
+def set_share(room_bytes: int, key_bytes: int, *, versioned: bool) -> int:
+    """What of the room for keys is the set's, so that the versions beside it have theirs."""
+    own = _set_bytes_per_key(key_bytes)
+    return int(room_bytes * own / (own + BYTES_PER_VERSION)) if versioned else room_bytes
+
+
+def _set_bytes_per_key(key_bytes: int) -> float:
+    return BYTES_PER_KEY + key_bytes * 3 / 2
 
 
 def choose_way(
-    *, keys: int, key_bytes: int, size_bytes: int, memory_bytes: int, task_bytes: int, parallel: int
+    *, needed_bytes: int, room_bytes: int, size_bytes: int, task_bytes: int, parallel: int
 ) -> tuple[Way, int]:
     """How a partition is compacted, and into how many shares its keys are dealt.
 
-    One task if its keys fit into a task's memory and it is not too large for one; else by shares of the keys,
-    as many as the memory or the machine asks for; past MAX_SHARES the keys are read too often, and Spark sorts.
+    One task if its keys fit into a task's room for them and it is not too large for one; else by shares of the
+    keys, as many as the memory or the machine asks for; past MAX_SHARES the keys are read too often, and Spark
+    sorts.
     """
-    needed = set_bytes(keys, key_bytes)
-    shares = -(-needed // memory_bytes)
+    shares = -(-needed_bytes // room_bytes)
     if shares <= 1 and (size_bytes <= task_bytes or parallel <= 1):
         return "one stage", 1
     if shares <= MAX_SHARES:

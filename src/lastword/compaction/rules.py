@@ -8,7 +8,7 @@ another record of its key it goes; a tombstone that may go goes; older than rete
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -106,6 +106,29 @@ def rules_for(
     )
 
 
+def on_clock(settings: TopicSettings, at: Positions) -> Positions:
+    """Positions whose deadlines are all of the clock that tombstone.clock names now.
+
+    Each clock's deadlines mean something else. To the compaction clock all tombstones of a range that the record
+    clock knew were passed by the last run at the latest. To the record clock one of a range that the compaction
+    clock knew may have expired at any time: the next run looks.
+    """
+    by_record = settings.tombstone_clock == "record"
+    if all(each.by_record == by_record for each in at.deadlines):
+        return at
+    passed_ms = at.last_run.time_ms if at.last_run is not None else 0
+    own_ms = 0 if by_record else passed_ms + settings.delete_retention_ms
+    return replace(
+        at,
+        deadlines=tuple(
+            each
+            if each.by_record == by_record
+            else Deadline(start=each.start, end=each.end, deadline_ms=own_ms, by_record=by_record)
+            for each in at.deadlines
+        ),
+    )
+
+
 def expiring(
     settings: TopicSettings,
     at: Positions,
@@ -153,6 +176,63 @@ def _latest_safe_expiry(
     if settings.compaction_strategy in ("offset", "first"):
         return now_ms
     return max((time_ms for time_ms, end in (*at.runs, seen) if end <= compactable_end), default=-1)
+
+
+TombstoneWait = Literal["first run", "expiry", "late records", "reader"]
+"""Why a tombstone stays for now: no run has passed it yet, it has not expired, older versions of its key may still
+come, or a reader has not seen it."""
+
+
+def why_tombstone_waits(
+    settings: TopicSettings,
+    at: Positions,
+    offset: int,
+    timestamp_ms: int,
+    *,
+    compactable_end: int,
+    all_compactable: bool,
+    seen: tuple[int, int],
+    hold: ReaderHold,
+    now_ms: int,
+) -> tuple[TombstoneWait, int | None] | None:
+    """Why a tombstone does not go now, and until when that holds, where that is known; None if it goes.
+
+    It is found by asking `expiring` again, with one thing after the other that may be in the way taken away.
+    """
+
+    def goes(*, all_compactable: bool, seen: tuple[int, int], hold: ReaderHold) -> bool:
+        found = expiring(
+            settings,
+            at,
+            compactable_end=compactable_end,
+            all_compactable=all_compactable,
+            seen=seen,
+            hold=hold,
+            now_ms=now_ms,
+        )
+        return any(each.start <= offset < each.end and timestamp_ms < each.before_ms for each in found)
+
+    if goes(all_compactable=all_compactable, seen=seen, hold=hold):
+        return None
+    if offset >= at.first_dirty:
+        return "first run", None
+    expires_ms = expiry_ms(settings, at, offset, timestamp_ms)
+    nobody = ReaderHold()
+    if not goes(all_compactable=True, seen=(now_ms, 0), hold=nobody):
+        return "expiry", expires_ms
+    if not goes(all_compactable=all_compactable, seen=seen, hold=nobody):
+        return "late records", None
+    return "reader", None if expires_ms is None else expires_ms + hold.max_ms + 1
+
+
+def expiry_ms(settings: TopicSettings, at: Positions, offset: int, timestamp_ms: int) -> int | None:
+    """When a tombstone that a run has passed expires; None where no deadline is known for it."""
+    deadline = next((each for each in at.deadlines if each.start <= offset < each.end), None)
+    if deadline is None:
+        return None
+    if settings.tombstone_clock == "record":
+        return timestamp_ms + settings.delete_retention_ms
+    return deadline.deadline_ms
 
 
 def next_runs(
@@ -234,7 +314,9 @@ def next_deadlines(
     if settings.tombstone_clock == "record":
         split = min(max(rules.held_from, at.log_start), compactable_end)
         passed = [
-            Deadline(start=start, end=end, deadline_ms=oldest_ms + settings.delete_retention_ms)
+            Deadline(
+                start=start, end=end, deadline_ms=oldest_ms + settings.delete_retention_ms, by_record=True
+            )
             for start, end, oldest_ms in (
                 (at.log_start, split, left_behind.free_ms),
                 (split, compactable_end, left_behind.held_ms),
@@ -243,7 +325,7 @@ def next_deadlines(
         ]
         # Where min.compaction.lag.ms was raised, clean segments may lie behind what this run could look at.
         beyond = [
-            Deadline(start=max(each.start, compactable_end), end=each.end, deadline_ms=each.deadline_ms)
+            each._replace(start=max(each.start, compactable_end))
             for each in at.deadlines
             if each.end > compactable_end
         ]
@@ -256,7 +338,7 @@ def next_deadlines(
             if each.start <= start < each.end:
                 start = each.end
         if start < end:
-            left.append(Deadline(start=start, end=end, deadline_ms=deadline.deadline_ms))
+            left.append(deadline._replace(start=start))
     if dirty_tombstones and new_first_dirty > at.first_dirty:
         left.append(
             Deadline(

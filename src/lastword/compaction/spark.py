@@ -28,6 +28,7 @@ from lastword.compaction.engine import (
     Failure,
     Job,
     Result,
+    ShareFound,
     TooLarge,
     carry_out,
     find_share,
@@ -38,6 +39,7 @@ from lastword.compaction.engine import (
 from lastword.compaction.keyset import Share
 from lastword.compaction.service import EngineFactory, ServiceContext
 from lastword.compaction.spark_session import (
+    collect,
     default_parallelism,
     is_alive,
     message,
@@ -67,7 +69,7 @@ class SparkEngine:
 
     @property
     def parallel(self) -> int:
-        return max(1, default_parallelism(self.session()))
+        return max(1, default_parallelism(self.session(), is_remote="spark.remote" in self._settings))
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
         results: dict[int, Result] = {}
@@ -125,15 +127,22 @@ class SparkEngine:
         for share in shares:
             if isinstance(share, Failure | TooLarge):
                 return share
-        return self._rewrite(unit, unite(unit, shares), started_s, keys_only=False)
+        return self._rewrite(unit, unite(unit, shares), started_s, shares=shares)
 
     def _spark_sql(self, job: Job) -> Result:
         started_s = monotonic_s()
-        return self._rewrite(job.unit, self._sql_masks(job.unit), started_s, keys_only=True)
+        return self._rewrite(job.unit, self._sql_masks(job.unit), started_s)
 
-    def _rewrite(self, unit: Unit, masks: list[Mask], started_s: float, *, keys_only: bool) -> Result:
+    def _rewrite(
+        self, unit: Unit, masks: list[Mask], started_s: float, shares: Sequence[ShareFound] = ()
+    ) -> Result:
+        """Spread over tasks. Masks that no shares have found are completed there: Spark looked at keys only."""
         pieces = kernels.split(unit, masks, self.parallel * 2)
-        packed = [(piece, [pack(mask) for mask in own]) for piece, own in pieces]
+        packed = [
+            (_with_own_progress(piece, number), [pack(mask) for mask in own])
+            for number, (piece, own) in enumerate(pieces)
+        ]
+        keys_only = not shares
 
         def work(piece: tuple[Unit, list[bytes]]) -> Result:
             own, bits = piece
@@ -146,7 +155,8 @@ class SparkEngine:
                 keys_only=keys_only,
             )
 
-        return join(unit, self._map(packed, work), monotonic_s() - started_s)
+        results = self._map(packed, work)
+        return join(unit, results, monotonic_s() - started_s, shares)
 
     def _sql_masks(self, unit: Unit) -> list[Mask]:
         """Let Spark find each key's winner: a shuffle of keys, versions and row numbers."""
@@ -164,9 +174,7 @@ class SparkEngine:
             best = sql.max(sql.struct("known", "version", "segment", "row"))
         winners = keys.groupBy("key").agg(best.alias("best")).select("best.segment", "best.row")
         rows = [segment.records for segment in unit.segments]
-        found = (
-            winners.groupBy("segment").applyInArrow(_pack_rows(rows), "segment int, bits binary").collect()
-        )
+        found = collect(winners.groupBy("segment").applyInArrow(_pack_rows(rows), "segment int, bits binary"))
         masks = [np.zeros(segment.records, np.uint8) for segment in unit.segments]
         for each in found:
             bits = np.frombuffer(bytes(each["bits"]), np.uint8)
@@ -180,7 +188,7 @@ class SparkEngine:
             .range(0, len(items), 1, len(items))
             .mapInArrow(_task(list(items), work), _RESULT_SCHEMA)
         )
-        results = {each["job"]: pickle.loads(bytes(each["result"])) for each in tasks.collect()}
+        results = {each["job"]: pickle.loads(bytes(each["result"])) for each in collect(tasks)}
         if len(results) < len(items):
             # A stream of results that breaks off looks like one that ends.
             raise UnavailableError(f"Spark gave {len(results)} of {len(items)} results and went away")
@@ -191,6 +199,12 @@ class SparkEngine:
             return way(job)
         except spark_errors() as error:
             return Failure(message=message(error))
+
+
+def _with_own_progress(piece: Unit, number: int) -> Unit:
+    """Each task says in a file of its own how far it has come."""
+    path = piece.progress_path
+    return replace(piece, progress_path=None if path is None else f"{path}.{number}")
 
 
 def _task(

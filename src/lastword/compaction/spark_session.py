@@ -45,6 +45,7 @@ def start(settings: Mapping[str, str], log_path: Path | None) -> Any:
     """Start or find the session. Spark's own words go to a file, not to the terminal."""
     from pyspark.sql import SparkSession
 
+    _let_py4j_log_as_itself()
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Executors would start the system's Python otherwise.
@@ -72,6 +73,7 @@ def start(settings: Mapping[str, str], log_path: Path | None) -> Any:
             spark = builder.getOrCreate()
             if not remote:
                 spark.sparkContext.setLogLevel("ERROR")
+                _let_accumulators_log(spark)
             return spark
     except Exception as error:
         hint = "" if log_path is None else f" Spark's own words are in {log_path}."
@@ -80,6 +82,25 @@ def start(settings: Mapping[str, str], log_path: Path | None) -> Any:
             f"path); without Java, set compaction.service.factory to "
             f"lastword.compaction.inline:InlineCompactionServiceFactory."
         ) from error
+
+
+def _let_py4j_log_as_itself() -> None:
+    """What py4j says when the JVM is gone, with a traceback, it says as nobody, and so to every terminal.
+
+    Our error says what happened. Whoever wants to read the rest finds it under py4j's own name.
+    """
+    from py4j import java_gateway
+
+    java_gateway.logging = logging.getLogger("py4j.java_gateway")
+
+
+def _let_accumulators_log(spark: Any) -> None:
+    """The server that tasks report to prints a traceback when the JVM goes away in the middle of a report."""
+
+    def handle_error(*_: object) -> None:
+        logging.getLogger("pyspark.accumulators").info("a report of a task broke off", exc_info=True)
+
+    spark.sparkContext._accumulatorServer.handle_error = handle_error
 
 
 @contextlib.contextmanager
@@ -158,13 +179,24 @@ def stop(spark: Any) -> None:
             gateway.shutdown()
 
 
-def default_parallelism(spark: Any) -> int:
+def default_parallelism(spark: Any, *, is_remote: bool) -> int:
+    """How many tasks run at a time. A server that others run does not tell, but for a setting."""
     try:
+        if is_remote:
+            return int(spark.conf.get("spark.default.parallelism", "8"))
         return int(spark.sparkContext.defaultParallelism)
-    except connection_errors() as error:
+    except spark_errors() as error:
         raise UnavailableError(message(error)) from error
-    except Exception:  # noqa: BLE001 - Spark Connect has no context, and says so in several ways
-        return int(spark.conf.get("spark.default.parallelism", "8"))
+
+
+def collect(rows: Any) -> list[Any]:
+    """Run a query, and fetch its result."""
+    try:
+        found: list[Any] = rows.collect()
+    except UnboundLocalError as error:
+        # Spark's clean-up of a connection that could not be made hides why.
+        raise UnavailableError(_GONE.format("no connection")) from error
+    return found
 
 
 def spark_errors() -> tuple[type[Exception], ...]:
@@ -172,22 +204,30 @@ def spark_errors() -> tuple[type[Exception], ...]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    return (UnavailableError, PySparkException, Py4JError, *connection_errors())
+    return (UnavailableError, PySparkException, Py4JError, ConnectionError, EOFError)
 
 
-def connection_errors() -> tuple[type[Exception], ...]:
-    """What it looks like when the JVM is gone."""
-    from py4j.protocol import Py4JNetworkError
+_GONE = (
+    "Spark does not answer any more ({}): its JVM was killed, or ran out of memory. Nothing was changed; the next "
+    "run starts a new one."
+)
 
-    return (Py4JNetworkError, ConnectionError, EOFError)
+
+def _is_gone(error: BaseException) -> bool:
+    """What it looks like when the JVM is gone. A call that had begun by then fails without a reason."""
+    from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+
+    return isinstance(error, Py4JNetworkError | ConnectionError | EOFError) or (
+        isinstance(error, Py4JError)
+        and not isinstance(error, Py4JJavaError)
+        and str(error).startswith("An error occurred while calling")
+    )
 
 
 def message(error: BaseException) -> str:
     """The first telling line of an error that may carry a Java stack trace."""
-    if isinstance(error, connection_errors()):
-        return (
-            f"Spark does not answer any more ({error or type(error).__name__}): its JVM was killed, or ran out of "
-            f"memory. Nothing was changed; the next run starts a new one."
-        )
+    if _is_gone(error):
+        lines = str(error).splitlines() or [type(error).__name__]
+        return _GONE.format(lines[0])
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:500] if lines else type(error).__name__

@@ -92,7 +92,7 @@ class Survivors:
 
     def _best_version_wins(self) -> Iterator[tuple[int, Mask]]:
         keys = self._new_set()
-        best = BestVersions(keys)
+        best = self._new_best(keys)
         mask = np.zeros(self._unit.records, np.uint8)
         bounds = np.cumsum([0, *(segment.records for segment in self._unit.segments)])
         for index, first_row in enumerate(bounds[:-1].tolist()):
@@ -117,6 +117,9 @@ class Survivors:
             share=self._share,
             max_bytes=self._unit.max_set_bytes,
         )
+
+    def _new_best(self, keys: KeySet) -> BestVersions:
+        return BestVersions(keys)
 
     def open(self, index: int) -> _Counted:
         """The file of a segment; what is read of it is counted."""

@@ -70,6 +70,7 @@ class Outcome:
     read_bytes: int = 0
     duration_s: float = 0.0
     peak_set_bytes: int = 0
+    tombstones_kept: int = 0
     examined: tuple[str, ...] = field(default=())
     """Paths of the segments whose tombstones were looked at and that stay as they are."""
     oldest_examined: OldestTombstones = NO_TOMBSTONES

@@ -1,7 +1,13 @@
 """Settings: a topic's own over its namespace's over the broker's over the default. Kafka's key names."""
 
 from lastword.config.broker import BrokerConfig
-from lastword.config.names import check_new_topic_name, check_topic_name, split_name
+from lastword.config.names import (
+    check_new_topic_name,
+    check_not_internal,
+    check_topic_name,
+    is_internal,
+    split_name,
+)
 from lastword.config.topic import EffectiveSetting, TopicSettings, check_topic_config
 from lastword.config.values import WalSync
 
@@ -11,7 +17,9 @@ __all__ = [
     "TopicSettings",
     "WalSync",
     "check_new_topic_name",
+    "check_not_internal",
     "check_topic_config",
     "check_topic_name",
+    "is_internal",
     "split_name",
 ]

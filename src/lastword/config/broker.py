@@ -11,7 +11,7 @@ from typing import Any, Self
 from lastword.config.document import Entry, read_file, read_mapping
 from lastword.config.keys import BROKER_KEYS, BROKER_SETTINGS, TOPIC_KEYS, closest, unknown_setting
 from lastword.config.masking import mask
-from lastword.config.names import DEFAULT_NAMESPACE, check_namespace, split_name
+from lastword.config.names import DEFAULT_NAMESPACE, check_namespace, is_internal, split_name
 from lastword.config.topic import (
     EffectiveSetting,
     Given,
@@ -32,6 +32,18 @@ TOPIC_DEFAULT_CONFIG = "topic.default_config"
 _SECTIONS = (NAMESPACES, CATALOG, SPARK, TOPIC_DEFAULT_CONFIG)
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
+INTERNAL_CONFIG: Mapping[str, str] = MappingProxyType(
+    {
+        "cleanup.policy": "compact",
+        "compaction.strategy": "offset",
+        "null.key": "reject",
+        # Replayed at each start, so it is rolled, sealed and compacted early.
+        "segment.bytes": "104857600",
+        "max.message.bytes": "16777216",
+    }
+)
+"""What holds for internal topics, whatever the file says."""
+
 
 @dataclass(slots=True)
 class _Contents:
@@ -51,8 +63,28 @@ class BrokerConfig:
     None is 'no limit', for `warehouse` 'in the data folder'. An empty catalog is SQLite in the data folder.
     """
 
+    kafka_listen: str
+    kafka_advertised: str | None
+    admin_listen: str
+    admin_token_file: str | None
     wal_sync: WalSync
     wal_max_bytes: int | None
+    auto_create_topics_enable: bool
+    num_partitions: int
+    socket_request_max_bytes: int
+    queued_max_request_bytes: int
+    max_connections: int
+    connections_max_idle_ms: int
+    fetch_max_bytes: int
+    fetch_cache_bytes: int
+    producer_id_expiration_ms: int
+    group_initial_rebalance_delay_ms: int
+    group_min_session_timeout_ms: int
+    group_max_session_timeout_ms: int
+    group_max_size: int
+    offsets_retention_minutes: int
+    offsets_retention_check_interval_ms: int
+    offset_metadata_max_bytes: int
     deleter_enabled: bool
     deleter_interval_ms: int
     deleter_time_enabled: bool
@@ -95,6 +127,7 @@ class BrokerConfig:
     def _from_entries(cls, entries: Iterable[Entry], *, where: str) -> Self:
         contents = _sort(entries)
         _check_levels(contents, where=where)
+        _check_session_timeouts(contents, where=where)
         values: dict[str, Any] = {
             setting.attribute: None if text == "" else setting.kind.parse(text)
             for setting, text in ((BROKER_KEYS[e.key], e.value) for e in _broker_settings(contents))
@@ -129,6 +162,8 @@ class BrokerConfig:
         ]
 
     def _settle(self, topic: str, own: Mapping[str, str]) -> dict[str, EffectiveSetting]:
+        if is_internal(topic):
+            return settle([Level("internal", {key: Given(text) for key, text in INTERNAL_CONFIG.items()})])
         checked = check_topic_config(own, where=f"topic {topic}")
         level = Level("topic", {key: Given(text) for key, text in checked.items()})
         namespace, _ = split_name(topic)
@@ -224,6 +259,13 @@ def _check_levels(contents: _Contents, *, where: str) -> None:
         place = f"{where}: topics of namespace {namespace}"
         build(settle(inherited), where=place)
         build(settle([created, *inherited]), where=f"{where}: auto-created topics of namespace {namespace}")
+
+
+def _check_session_timeouts(contents: _Contents, *, where: str) -> None:
+    given = {each.key: each for each in _broker_settings(contents)}
+    low, high = given["group.min.session.timeout.ms"], given["group.max.session.timeout.ms"]
+    if int(low.value) > int(high.value):
+        raise InvalidConfigError(f"{where}: {low} but {high}; the first must not be over the second")
 
 
 def _inherited(contents: _Contents, namespace: str) -> Iterator[Level]:

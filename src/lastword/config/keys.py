@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from lastword.config.values import (
     INT_MAX,
     LONG_MAX,
+    Address,
     Choice,
     CleanupPolicy,
     Kind,
@@ -210,6 +211,32 @@ TOPIC_SETTINGS: tuple[Setting, ...] = (
 
 BROKER_SETTINGS: tuple[Setting, ...] = (
     Setting(
+        key="kafka.listen",
+        kind=Address(),
+        default="127.0.0.1:9092",
+        meaning="where `lastword serve` listens for Kafka clients",
+    ),
+    Setting(
+        key="kafka.advertised",
+        kind=Address(),
+        default=None,
+        unset="as `kafka.listen`",
+        meaning="where Kafka clients are told to connect to, if that is another address than `kafka.listen`",
+    ),
+    Setting(
+        key="admin.listen",
+        kind=Address(),
+        default="127.0.0.1:9644",
+        meaning="where `lastword serve` answers the admin API, `/metrics` and `/readyz`",
+    ),
+    Setting(
+        key="admin.token.file",
+        kind=Name("a file"),
+        default=None,
+        unset="no token",
+        meaning="a file with the token that the admin API asks for; required unless it listens on this machine only",
+    ),
+    Setting(
         key="wal.sync",
         kind=WalSyncKind(),
         default="group",
@@ -222,6 +249,104 @@ BROKER_SETTINGS: tuple[Setting, ...] = (
         kind=_LIMIT,
         default="-1",
         meaning="bound on the WAL of all topics together; only sealed files are deleted for it",
+    ),
+    Setting(
+        key="auto.create.topics.enable",
+        kind=Switch(),
+        default="true",
+        meaning="whether a topic that a Kafka client asks for is created if there is none; it has "
+        "`num.partitions` and the settings of `topic.default_config`",
+    ),
+    Setting(
+        key="num.partitions",
+        kind=WholeNumber(low=1, high=10_000),
+        default="1",
+        meaning="partitions of a topic that is created without a number of them",
+    ),
+    Setting(
+        key="socket.request.max.bytes",
+        kind=WholeNumber(low=1024, high=(1 << 31) - 1),
+        default="104857600",
+        meaning="the largest request that a Kafka client may send",
+    ),
+    Setting(
+        key="queued.max.request.bytes",
+        kind=WholeNumber(low=1 << 20),
+        default="268435456",
+        meaning="bound on the requests of all Kafka clients that are in memory; beyond it nothing more is read",
+    ),
+    Setting(
+        key="max.connections",
+        kind=WholeNumber(low=1),
+        default="10000",
+        meaning="Kafka clients' connections at a time; one more is closed at once",
+    ),
+    Setting(
+        key="connections.max.idle.ms",
+        kind=_INTERVAL_MS,
+        default="600000",
+        meaning="a connection on which nothing happens for this long is closed",
+    ),
+    Setting(
+        key="fetch.max.bytes",
+        kind=WholeNumber(low=1024, high=(1 << 31) - 1),
+        default="57671680",
+        meaning="the most that one fetch is answered with, whatever the client asks for; the first batch is "
+        "always whole",
+    ),
+    Setting(
+        key="fetch.cache.bytes",
+        kind=WholeNumber(low=1 << 20),
+        default="268435456",
+        meaning="memory for sealed data that is read ahead for Kafka consumers and kept for the next of them",
+    ),
+    Setting(
+        key="producer.id.expiration.ms",
+        kind=_INTERVAL_MS,
+        default="86400000",
+        meaning="how long the sequence numbers of an idempotent producer that is silent are remembered",
+    ),
+    Setting(
+        key="group.initial.rebalance.delay.ms",
+        kind=_DURATION_MS,
+        default="3000",
+        meaning="how long the first rebalance of a consumer group waits for more members",
+    ),
+    Setting(
+        key="group.min.session.timeout.ms",
+        kind=WholeNumber(low=1, high=INT_MAX),
+        default="6000",
+        meaning="the shortest session timeout that a member of a consumer group may ask for",
+    ),
+    Setting(
+        key="group.max.session.timeout.ms",
+        kind=WholeNumber(low=1, high=INT_MAX),
+        default="1800000",
+        meaning="the longest session timeout that a member of a consumer group may ask for",
+    ),
+    Setting(
+        key="group.max.size",
+        kind=WholeNumber(low=1, high=INT_MAX),
+        default=str(INT_MAX),
+        meaning="the most members that a consumer group may have",
+    ),
+    Setting(
+        key="offsets.retention.minutes",
+        kind=WholeNumber(low=1, high=INT_MAX),
+        default="10080",
+        meaning="how long the committed offsets of a consumer group without members are kept",
+    ),
+    Setting(
+        key="offsets.retention.check.interval.ms",
+        kind=_INTERVAL_MS,
+        default="600000",
+        meaning="pause between two looks for committed offsets that have expired",
+    ),
+    Setting(
+        key="offset.metadata.max.bytes",
+        kind=_BYTES,
+        default="4096",
+        meaning="the longest text that may be committed with an offset",
     ),
     Setting(
         key="deleter.enabled",

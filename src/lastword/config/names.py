@@ -9,6 +9,8 @@ from lastword.errors import InvalidTopicError, TopicExistsError
 
 DEFAULT_NAMESPACE = "default"
 MAX_NAME_LENGTH = 249
+INTERNAL_PREFIX = "__lastword_"
+"""Topics of these names are Lastword's own."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
@@ -40,6 +42,20 @@ def check_new_topic_name(name: str, existing: Iterable[str]) -> None:
             raise InvalidTopicError(
                 f"topic name {name!r} is not allowed: it differs from the topic {other!r} only in case"
             )
+
+
+def is_internal(name: str) -> bool:
+    """Whether a topic is Lastword's own: users may read it, and do nothing else to it."""
+    # In any case: a user's topic whose name differs from an internal one's in nothing else would be in its way.
+    return name.lower().startswith(INTERNAL_PREFIX)
+
+
+def check_not_internal(name: str, act: str) -> None:
+    """Raise InvalidTopicError if users may not do this to the topic."""
+    if is_internal(name):
+        raise InvalidTopicError(
+            f"topic {name!r} is internal: Lastword keeps its own data there, and it can't be {act}"
+        )
 
 
 def check_namespace(name: str) -> str | None:

@@ -179,6 +179,28 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port. A host with colons stands in brackets."""
+
+    @property
+    def allowed(self) -> str:
+        return "`HOST:PORT`, such as `127.0.0.1:9092` or `[::1]:9092`; port 0 is any that is free"
+
+    def parse(self, raw: object) -> str:
+        text = _plain_text(raw).strip()
+        host, colon, port = text.rpartition(":")
+        has_brackets = host.startswith("[") and host.endswith("]")
+        if not colon or not host or (":" in host and not has_brackets) or any(map(str.isspace, host)):
+            raise ValueError(text)
+        if not _WHOLE.fullmatch(port) or not 0 <= int(port) <= 65535:
+            raise ValueError(text)
+        return text
+
+    def text(self, value: object) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
 class WalSyncKind:
     """`group`, `none`, or `interval:` and milliseconds."""
 

@@ -47,11 +47,15 @@ class Segment:
 
 
 class Deadline(NamedTuple):
-    """Tombstones with offsets in [start, end) may go from `deadline_ms` on; there may be none."""
+    """Tombstones with offsets in [start, end) may go from `deadline_ms` on; there may be none.
+
+    With `by_record` it comes of the timestamp of the oldest of them, and the others may have to wait longer.
+    """
 
     start: int
     end: int
     deadline_ms: int
+    by_record: bool = False
 
 
 class LastRun(NamedTuple):

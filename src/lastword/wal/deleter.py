@@ -20,6 +20,7 @@ from lastword import metrics
 from lastword.config import BrokerConfig, TopicSettings
 from lastword.steps import reached
 from lastword.wal import checkpoint as checkpoints
+from lastword.wal import producers
 from lastword.wal.checkpoint import DeleterCheckpoint
 from lastword.wal.files import ASIDE_FOLDER, WalFile, file_name
 
@@ -51,6 +52,8 @@ class LocalWal:
     sealed_end: int
     settings: TopicSettings
     files: tuple[LocalFile, ...]
+    producers_saved_to: int | None = None
+    """Files beyond this offset are still needed for what is known of producers; None: there are no producers."""
 
     @property
     def size_bytes(self) -> int:
@@ -97,6 +100,7 @@ def look(
         sealed_end=sealed_end,
         settings=settings,
         files=tuple(_local(folder, file, end) for file, end in zip(files, [*ends, None], strict=True)),
+        producers_saved_to=producers.saved_offset(folder),
     )
 
 
@@ -147,7 +151,10 @@ def _propose_one(wal: LocalWal, config: BrokerConfig, now_ms: int) -> tuple[list
     """The files of a partition that its rules let go, and those that are sealed but stay."""
     settings = wal.settings
     chosen: list[Deletion] = []
-    sealed = [file for file in wal.files if file.end_offset is not None and file.end_offset <= wal.sealed_end]
+    limit = wal.sealed_end
+    if wal.producers_saved_to is not None:
+        limit = min(limit, wal.producers_saved_to)
+    sealed = [file for file in wal.files if file.end_offset is not None and file.end_offset <= limit]
     left_bytes = wal.size_bytes
     for index, file in enumerate(sealed):
         age_ms = _age_ms(file, now_ms)

@@ -27,6 +27,7 @@ from lastword import batch, disk
 from lastword.errors import CorruptError
 from lastword.steps import reached
 from lastword.wal import checkpoint as checkpoints
+from lastword.wal import producers
 from lastword.wal import state as states
 from lastword.wal.checkpoint import Damage, WriterCheckpoint
 from lastword.wal.files import ASIDE_FOLDER, CHUNK_BYTES, WalFile, file_name, list_seqs, walk
@@ -367,6 +368,8 @@ def _start_behind_table(folder: Path, found: WriterCheckpoint, *, floor: Floor, 
 def _go_on(folder: Path, checkpoint: WriterCheckpoint, end_offset: int, end_position: int) -> OpenedWal:
     checkpoints.save_writer(folder, checkpoint)
     reached("wal.recover.named")
+    producers.recover(folder, checkpoint.files, end_offset=end_offset, end_position=end_position)
+    reached("wal.recover.producers_saved")
     state = WalState(
         phase=Phase.CLEAN,
         seq=checkpoint.active.seq,

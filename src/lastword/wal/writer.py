@@ -6,7 +6,8 @@ An append, by its steps:
    wrote before the sync began; the others sleep. With `interval` and `none` it does not wait;
 3. `wal.state` says how far readers may go, and only then the append is acknowledged.
 
-A roll: sync the active file; create and sync the next one and its name; replace `writer.json`; go on there.
+A roll: sync the active file; save what is known of idempotent producers; create and sync the next file and its
+name; replace `writer.json`; go on there.
 
 Killed at any point: what step 3 showed is in the file. Bytes after that are whole batches, which recovery keeps,
 or a torn one, which it cuts. A next file that `writer.json` does not name is empty and is removed.
@@ -21,19 +22,21 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lastword import batch, disk
 from lastword.clock import Clock
 from lastword.config import TopicSettings, WalSync
-from lastword.errors import ClosedError, WriteFailedError
+from lastword.errors import ClosedError, InvalidRecordError, WriteFailedError
 from lastword.steps import reached
 from lastword.wal import checkpoint as checkpoints
+from lastword.wal import producers
 from lastword.wal.checkpoint import WriterCheckpoint
 from lastword.wal.files import WalFile
+from lastword.wal.producers import ProducerStates
 from lastword.wal.state import Phase, StateFile, WalState
 
 logger = logging.getLogger(__name__)
@@ -49,6 +52,43 @@ class OpenedWal:
     end_offset: int
     end_position: int
     failed: str | None = None
+
+
+class Shown(NamedTuple):
+    """How far readers may go: the active file, the first offset and byte in it that they may not see."""
+
+    seq: int
+    offset: int
+    position: int
+
+
+class Produced(NamedTuple):
+    """A checked batch of a client; `max_timestamp_ms` corrects the header's."""
+
+    header: batch.BatchHeader
+    data: bytearray | memoryview
+    append_time_ms: int | None
+    max_timestamp_ms: int | None
+
+
+class Staged(NamedTuple):
+    """A batch that has been written, or had been before: its offsets, the end one to be settled."""
+
+    base_offset: int
+    end_offset: int
+    is_duplicate: bool
+    timestamp_ms: int
+
+
+class _Run:
+    """Batches that have their places and are written together, and where the log ends behind them."""
+
+    __slots__ = ("batches", "end_offset", "end_position")
+
+    def __init__(self, end_offset: int, end_position: int) -> None:
+        self.end_offset = end_offset
+        self.end_position = end_position
+        self.batches: list[bytearray | memoryview] = []
 
 
 def roll_reason(
@@ -72,9 +112,19 @@ class PartitionWriter:
     """Appends to one partition. Safe to use from several threads."""
 
     def __init__(
-        self, folder: Path, opened: OpenedWal, *, settings: TopicSettings, sync: WalSync, clock: Clock
+        self,
+        folder: Path,
+        opened: OpenedWal,
+        *,
+        settings: TopicSettings,
+        sync: WalSync,
+        clock: Clock,
+        producer_expiration_ms: int | None = None,
     ) -> None:
         self.settings = settings
+        self.on_shown: Callable[[], None] | None = None
+        """Called, from any thread, after more has been shown to readers. It must not block."""
+        self.is_synced_by_append = sync.mode == "group"
         self._folder = folder
         self._sync_mode = sync.mode
         self._clock = clock
@@ -85,7 +135,11 @@ class PartitionWriter:
         self._epoch = opened.checkpoint.epochs[-1][0]
         self._end_offset = self._visible_offset = self._durable_offset = opened.end_offset
         self._end_position = self._visible_position = self._durable_position = opened.end_position
+        self._shown = Shown(opened.checkpoint.active.seq, opened.end_offset, opened.end_position)
         self._first_append_ms = opened.checkpoint.active.opened_ms
+        self._producer_expiration_ms = producer_expiration_ms
+        # Read when they are needed: most partitions that are opened never get a batch.
+        self._producers: ProducerStates | None = None
         self._failed = opened.failed
         self._syncing = False
         self._closed = False
@@ -102,6 +156,20 @@ class PartitionWriter:
     def visible_end(self) -> int:
         """The first offset that readers may not see yet."""
         return self._visible_offset
+
+    @property
+    def shown(self) -> Shown:
+        """How far readers may go. What it says belongs together."""
+        return self._shown
+
+    @property
+    def files(self) -> tuple[WalFile, ...]:
+        """The files, the active one last. The deleter may have taken some of the first ones."""
+        return self._checkpoint.files
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
 
     @property
     def epochs(self) -> tuple[tuple[int, int], ...]:
@@ -132,34 +200,125 @@ class PartitionWriter:
                 first_offset = base_offset if first_offset < 0 else first_offset
             return range(first_offset, end_offset)
 
+    def stage_noted(
+        self,
+        batches: Iterable[bytes | memoryview],
+        note: Callable[[int], None],
+        *,
+        append_time_ms: int | None = None,
+    ) -> int:
+        """As `stage_all`, after `note` has been told the first offset; the end offset.
+
+        Whatever fails, the partition must be reopened: the note may say what is not so.
+        """
+        with self._appending:
+            with self._changed:
+                self._check_writable()
+            try:
+                end_offset = self._end_offset
+                note(end_offset)
+                for data in batches:
+                    _, end_offset = self._stage(data, append_time_ms)
+                return end_offset
+            except BaseException as error:
+                with self._changed:
+                    if self._failed is None:
+                        self._fail("append what was noted to", error)
+                raise
+
+    def refuse(self, why: str) -> None:
+        """Take no appends until the partition is reopened."""
+        with self._changed:
+            self._failed = why
+            logger.error("%s", why)
+
     def _stage(self, data: bytes | memoryview, append_time_ms: int | None) -> tuple[int, int]:
         header = batch.read_header(data)
         assert header is not None and header.record_count > 0
         with self._changed:
             self._check_writable()
-            now_ms = self._clock.now_ms()
-            self._roll_if_due(header.size_bytes, now_ms)
-            fd = self._opened()
-            base_offset = self._end_offset
-            placed = batch.place(
-                data, base_offset=base_offset, leader_epoch=self._epoch, append_time_ms=append_time_ms
-            )
-            try:
-                disk.write_all(fd, placed)
-                reached("wal.written")
-                if self._end_position == 0:
-                    self._first_append_ms = now_ms
-                self._end_offset += header.record_count
-                self._end_position += len(placed)
-            except OSError as error:
-                raise self._fail("write to", error) from error
-            except BaseException as error:
-                # An interrupt may have come between the write and the counting of it.
-                self._fail("write to", error)
-                raise
-            if self._sync_mode != "group":
-                self._show(self._end_offset, self._end_position)
+            run = _Run(self._end_offset, self._end_position)
+            base_offset = self._put(run, header, bytearray(data), append_time_ms, None)
+            self._write(run)
             return base_offset, self._end_offset
+
+    def stage_produced(self, produced: Sequence[Produced]) -> list[Staged | InvalidRecordError]:
+        """Write checked batches as clients sent them, over their own bytes; those that are there already are not.
+
+        An idempotent producer's batch that does not follow on its last one gets its error in place of a result.
+        """
+        results: list[Staged | InvalidRecordError] = []
+        with self._appending, self._changed:
+            self._check_writable()
+            run = _Run(self._end_offset, self._end_position)
+            for header, data, append_time_ms, max_timestamp_ms in produced:
+                if header.producer_id >= 0:
+                    try:
+                        sent = self._producer_states().find_duplicate(header)
+                    except InvalidRecordError as error:
+                        results.append(error)
+                        continue
+                    if sent is not None:
+                        results.append(
+                            Staged(sent.first_offset, sent.last_offset + 1, True, sent.timestamp_ms)
+                        )
+                        continue
+                base_offset = self._put(run, header, data, append_time_ms, max_timestamp_ms)
+                timestamp_ms = -1 if append_time_ms is None else append_time_ms
+                results.append(Staged(base_offset, base_offset + header.record_count, False, timestamp_ms))
+            self._write(run)
+        return results
+
+    def _put(
+        self,
+        run: _Run,
+        header: batch.BatchHeader,
+        data: bytearray | memoryview,
+        append_time_ms: int | None,
+        max_timestamp_ms: int | None,
+    ) -> int:
+        """Give a batch its place, behind those of the run; its first offset. Before a roll the run is written."""
+        now_ms = self._clock.now_ms()
+        if self._reason_to_roll(run.end_position, header.size_bytes, now_ms) is not None:
+            self._write(run)
+            self._roll_if_due(header.size_bytes, now_ms)
+            run.end_offset, run.end_position = self._end_offset, self._end_position
+        base_offset = run.end_offset
+        batch.place_over(
+            data,
+            base_offset=base_offset,
+            leader_epoch=self._epoch,
+            append_time_ms=append_time_ms,
+            max_timestamp_ms=max_timestamp_ms,
+        )
+        if run.end_position == 0:
+            self._first_append_ms = now_ms
+        run.batches.append(data)
+        run.end_offset += header.record_count
+        run.end_position += len(data)
+        if header.producer_id >= 0:
+            # If the write fails, the partition must be reopened, and this is read from what is in the file.
+            self._producer_states().appended(header, base_offset, now_ms)
+        return base_offset
+
+    def _write(self, run: _Run) -> None:
+        """Write the batches of a run. Both locks are held."""
+        if not run.batches:
+            return
+        fd = self._opened()
+        try:
+            disk.write_pieces(fd, run.batches)
+            reached("wal.written")
+            self._end_offset, self._end_position = run.end_offset, run.end_position
+        except OSError as error:
+            raise self._fail("write to", error) from error
+        except BaseException as error:
+            # An interrupt may have come between the write and the counting of it.
+            self._fail("write to", error)
+            raise
+        run.batches = []
+        if self._sync_mode != "group":
+            self._show(self._end_offset, self._end_position)
 
     def settle(self, end_offset: int) -> None:
         """Wait until everything before `end_offset` may be acknowledged under this `wal.sync`."""
@@ -169,6 +328,11 @@ class PartitionWriter:
     def sync(self) -> None:
         """Make everything that has been appended durable."""
         self._sync_up_to(self._end_offset)
+
+    @property
+    def first_append_ms(self) -> int:
+        """From when the active file's age counts."""
+        return self._first_append_ms
 
     def roll(self) -> bool:
         """Close the active file and go on in a new one; False if it is empty."""
@@ -195,6 +359,7 @@ class PartitionWriter:
             try:
                 if self._fd is not None and self._failed is None:
                     self._sync_active()
+                    self._save_producers()
                     self._write_state(Phase.CLEAN, sync=True)
                     reached("wal.closed")
             except OSError as error:
@@ -258,7 +423,31 @@ class PartitionWriter:
             self._write_state()
         except OSError as error:
             raise self._fail("note the end of", error) from error
+        self._shown = Shown(self._checkpoint.active.seq, offset, position)
         self._changed.notify_all()
+        if self.on_shown is not None:
+            self.on_shown()
+
+    def _producer_states(self) -> ProducerStates:
+        if self._producers is None:
+            self._producers = producers.load(
+                self._folder,
+                checkpoints.left_files(self._folder, self._checkpoint),
+                end_offset=self._end_offset,
+                end_position=self._end_position,
+            )
+        return self._producers
+
+    def _save_producers(self) -> None:
+        """Save what is known of producers. Where that fails, the deleter spares the files that still say it."""
+        try:
+            known = self._producer_states()
+            if self._producer_expiration_ms is not None:
+                known.expire(self._clock.now_ms() - self._producer_expiration_ms)
+            if len(known) or producers.exists(self._folder):
+                known.save(self._folder, self._end_offset)
+        except OSError as error:
+            logger.warning("can't save what is known of producers to %s: %s", self._folder, error)
 
     def _sync_active(self) -> None:
         if self._fd is not None and self._durable_offset < self._end_offset:
@@ -271,23 +460,23 @@ class PartitionWriter:
             self._changed.wait()
 
     def _roll_if_due(self, incoming_bytes: int, now_ms: int) -> bool:
-        if self._reason_to_roll(incoming_bytes, now_ms) is None:
+        if self._reason_to_roll(self._end_position, incoming_bytes, now_ms) is None:
             return False
         self._wait_for_sync()
         self._check_writable()
         # Waiting let go of the lock, and another thread may have rolled the file meanwhile.
-        reason = self._reason_to_roll(incoming_bytes, now_ms)
+        reason = self._reason_to_roll(self._end_position, incoming_bytes, now_ms)
         if reason is None:
             return False
         self._roll(reason, now_ms)
         return True
 
-    def _reason_to_roll(self, incoming_bytes: int, now_ms: int) -> RollReason | None:
-        if self._end_position == 0:
+    def _reason_to_roll(self, size_bytes: int, incoming_bytes: int, now_ms: int) -> RollReason | None:
+        if size_bytes == 0:
             return None
         return roll_reason(
             self.settings,
-            size_bytes=self._end_position,
+            size_bytes=size_bytes,
             incoming_bytes=incoming_bytes,
             first_append_ms=self._first_append_ms,
             now_ms=now_ms,
@@ -310,6 +499,8 @@ class PartitionWriter:
             reached("wal.roll.synced")
         except OSError as error:
             raise self._fail("sync", error) from error
+        self._save_producers()
+        reached("wal.roll.producers_saved")
         old = self._checkpoint.active
         new = WalFile(seq=old.seq + 1, first_offset=self._end_offset, opened_ms=now_ms)
         try:
@@ -335,6 +526,7 @@ class PartitionWriter:
         self._fd = fd
         size_bytes, self._end_position = self._end_position, 0
         self._visible_position = self._durable_position = 0
+        self._shown = Shown(new.seq, self._visible_offset, 0)
         self._first_append_ms = now_ms
         try:
             if self._state_file is None:

@@ -11,8 +11,9 @@ from tests.support.compacted import INLINE_CONFIG, Twin, extents_of, sealed_reco
 from tests.support.compaction_model import Policy
 from tests.support.logs import segment_files
 
-from lastword.compaction.engine import Failure, InlineEngine, Job, Result
+from lastword.compaction.engine import Failure, InlineEngine, Job, Result, TooLarge
 from lastword.compaction.job import Compactor, Target
+from lastword.compaction.plan import Way
 from lastword.config import BrokerConfig
 from lastword.leases import live_leases
 from lastword.record import NewRecord
@@ -587,3 +588,177 @@ def test_what_a_run_reports(twin: Twin) -> None:
     assert (last_run.time_ms, last_run.reclaimed_bytes) == (twin.now_ms, done.reclaimed_bytes)
     assert seen[-1] == (9, 9, done.bytes_before, done.bytes_before)
     assert [each[0] for each in seen] == sorted(each[0] for each in seen)
+
+
+# ------------------------------------------------------------------------------------ planned once more
+
+
+def overtaking(twin: Twin) -> Callable[[], None]:
+    """Another compactor, who is faster."""
+
+    def act() -> None:
+        other = Compactor(InlineEngine(), config=twin.log.config, clock=twin.clock, leases=twin.log._leases)
+        target = Target(table=twin.table, settings=twin.topic.settings, log_ends={0: 9})
+        assert not other.run([target]).problems
+
+    return act
+
+
+class Before(Meanwhile):
+    """Does something once, before units are carried out."""
+
+    def run(self, jobs: Sequence[Job]) -> list[Result]:
+        if self.acts:
+            self.acts.pop(0)()
+        return super().run(jobs)
+
+
+@pytest.mark.parametrize("way", ["one stage", "two stages", "Spark SQL"])
+def test_one_whose_files_were_collected_is_planned_again(tmp_path: Path, way: Way) -> None:
+    broker = {"collect.grace.ms": 0, "snapshot.retention.ms": 0}
+
+    class InThatWay(Before):
+        def run(self, jobs: Sequence[Job]) -> list[Result]:
+            return super().run([replace(job, way=way) for job in jobs])
+
+    with Twin(tmp_path / "data", Policy(min_ratio=0.0), broker=broker) as twin:
+        filled(twin)
+        files = segment_files(twin.log)
+
+        def take_away() -> None:
+            overtaking(twin)()
+            twin.topic.append_many(keyed(("a", "newer")), partition=0)
+            twin.topic.seal()
+            twin.move(SECOND)
+            twin.log.run_retention()
+            assert not files & segment_files(twin.log)
+
+        engine = InThatWay(take_away)
+        twin.log.compaction.factory()._engine = engine  # type: ignore[attr-defined]
+        report = twin.log.compact(["t"], asked_for=True)
+        assert [each.problem for each in report.partitions] == [None]
+        assert len(engine.jobs) == 2
+        assert offsets(twin) == [2, 5, 7, 8, 9]
+
+
+def test_a_file_that_is_gone_although_the_table_names_it_is_a_failure(twin: Twin) -> None:
+    filled(twin)
+    Path(segments_of(twin.table, 0)[0].path.removeprefix("file://")).unlink()
+    engine = meanwhile(twin)
+    report = twin.log.compact(["t"])
+    assert "no longer there" in str(report.partitions[0].problem)
+    assert len(engine.jobs) == 1
+
+
+def test_planned_again_it_knows_who_reads_by_then(twin: Twin) -> None:
+    filled(twin)
+
+    def read_and_overtake() -> None:
+        with twin.topic.reader("late") as reader:
+            reader.seek(0, 4)
+            reader.commit()
+        overtaking(twin)()
+        twin.topic.append_many(keyed(("a", "newer")), partition=0)
+        twin.topic.seal()
+
+    engine = meanwhile(twin, read_and_overtake)
+    assert not twin.log.compact(["t"], asked_for=True).problems
+    first, second = engine.jobs
+    assert first.unit.rules.held_from > 1 << 60
+    assert second.unit.rules.held_from == 4
+
+
+def test_progress_counts_nothing_twice(tmp_path: Path) -> None:
+    with Twin(tmp_path / "data", Policy(min_ratio=0.0), partitions=2) as twin:
+        filled(twin, partition=0)
+        filled(twin, partition=1)
+        seen: list[tuple[int, int, int, int]] = []
+
+        class TooLargeOnce(Meanwhile):
+            def run(self, jobs: Sequence[Job]) -> list[Result]:
+                results = super().run(jobs)
+                return [
+                    TooLarge() if job.way == "one stage" and job.unit.partition == 0 else result
+                    for job, result in zip(jobs, results, strict=True)
+                ]
+
+        def overtake() -> None:
+            seen.append((-1, -1, -1, -1))
+            overtaking(twin)()
+            twin.topic.append_many(keyed(("a", "newer")), partition=1)
+            twin.topic.seal()
+
+        # The first look, the other way for partition 0, and partition 1 again with what is new by then.
+        engine = TooLargeOnce(lambda: None, overtake)
+        twin.log.compaction.factory()._engine = engine  # type: ignore[attr-defined]
+        twin.log.compact(["t"], asked_for=True, progress=lambda *given: seen.append(given))
+        assert [job.unit.partition for job in engine.jobs][:3] == [0, 1, 0]
+        split = seen.index((-1, -1, -1, -1))
+        # Partition 0 has to be gone through once more.
+        assert max(done for done, *_ in seen[:split]) == 9
+        assert all(
+            done <= total and done_bytes <= total_bytes for done, total, done_bytes, total_bytes in seen
+        )
+        assert seen[-1][0] == seen[-1][1] and seen[-1][2] == seen[-1][3]
+
+
+# ------------------------------------------------------------------------------------------ what is told
+
+
+def test_records_without_a_key_are_no_tombstones(tmp_path: Path) -> None:
+    with Twin(tmp_path / "data", Policy(compacts=False, deletes=True)) as twin:
+        twin.append(NewRecord(key=None, value=None), NewRecord(key=None, value=b"x"), *keyed(("a", None)))
+        twin.seal()
+        twin.append(*keyed(("b", None), ("c", "1")))
+        twin.seal()
+        _alter(twin, compacts=True, deletes=False)
+        (report,) = twin.log.compact(["t"], asked_for=True).partitions
+        assert (report.records_after, report.tombstones_kept) == (5, 2)
+
+
+@pytest.mark.parametrize("way", ["one stage", "two stages"])
+def test_the_memory_of_the_keys_is_told(twin: Twin, way: Way) -> None:
+    filled(twin)
+
+    class InThatWay(InlineEngine):
+        def run(self, jobs: Sequence[Job]) -> list[Result]:
+            return super().run([replace(job, way=way) for job in jobs])
+
+    twin.log.compaction.factory()._engine = InThatWay()  # type: ignore[attr-defined]
+    (report,) = twin.log.compact(["t"]).partitions
+    assert report.peak_set_bytes > 0
+    assert report.read_bytes > 0
+
+
+def test_from_the_record_clock_to_the_compaction_clock_no_tombstone_goes_early(tmp_path: Path) -> None:
+    policy = Policy(min_ratio=0.0, tombstone_clock="record", delete_retention_ms=100 * SECOND)
+    with Twin(tmp_path / "data", policy) as twin:
+        twin.append(*keyed(("old", None), timestamp_ms=1))
+        twin.append(*keyed(("new", None)))
+        twin.seal()
+        twin.compact()
+        twin.log.alter_topic("t", set_config={"tombstone.clock": "compaction"})
+        # The oldest had expired long ago by its own timestamp, and no longer by the clock that there is now.
+        twin.move(99 * SECOND)
+        assert twin.due() == {}
+        twin.log.compact(["t"], force=True)
+        assert offsets(twin) == [0, 1]
+        twin.move(SECOND)
+        assert twin.due() == {0: "tombstones"}
+        twin.log.compact(["t"])
+        assert offsets(twin) == []
+
+
+def test_from_the_compaction_clock_to_the_record_clock_what_has_expired_goes(tmp_path: Path) -> None:
+    with Twin(tmp_path / "data", Policy(min_ratio=0.0, delete_retention_ms=100 * SECOND)) as twin:
+        twin.append(*keyed(("old", None), timestamp_ms=1))
+        twin.append(*keyed(("new", None)))
+        twin.seal()
+        twin.compact()
+        twin.log.alter_topic("t", set_config={"tombstone.clock": "record"})
+        assert twin.due() == {0: "tombstones"}
+        twin.log.compact(["t"])
+        assert offsets(twin) == [1]
+        assert twin.due() == {}
+        twin.move(100 * SECOND)
+        assert twin.due() == {0: "tombstones"}

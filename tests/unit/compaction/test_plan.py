@@ -290,10 +290,25 @@ def test_an_estimate_is_about_what_goes() -> None:
 def test_the_way_is_chosen_by_memory_and_size(
     keys: int, size: int, parallel: int, expected: tuple[str, int]
 ) -> None:
-    memory = plan.set_bytes(10_000, 20)
     assert (
         plan.choose_way(
-            keys=keys, key_bytes=20, size_bytes=size, memory_bytes=memory, task_bytes=1000, parallel=parallel
+            needed_bytes=plan.key_memory(keys, 20, versioned=False),
+            room_bytes=plan.key_memory(10_000, 20, versioned=False),
+            size_bytes=size,
+            task_bytes=1000,
+            parallel=parallel,
         )
         == expected
     )
+
+
+def test_masks_and_versions_take_their_part_of_the_memory() -> None:
+    assert plan.room_for_keys(1000, 0) == 1000
+    assert plan.room_for_keys(1000, 300) == 700
+    assert plan.room_for_keys(1000, 10**9) == 250
+    plain = plan.key_memory(1000, 20, versioned=False)
+    versioned = plan.key_memory(1000, 20, versioned=True)
+    assert versioned == plain + 1000 * plan.BYTES_PER_VERSION
+    # A set that is full and the versions of its keys are together what there is room for.
+    assert plan.set_share(plain, 20, versioned=False) == plain
+    assert plan.set_share(versioned, 20, versioned=True) == plain

@@ -12,7 +12,7 @@ from lastword.compaction import rules as rule
 from lastword.compaction.holds import ReaderPosition, Uptime, hold_of
 from lastword.compaction.rules import Expiring, OldestTombstones, ReaderHold, Rules
 from lastword.config import TopicSettings
-from lastword.segments.table import Deadline, Positions
+from lastword.segments.table import Deadline, LastRun, Positions
 
 MINUTE = 60_000
 
@@ -145,7 +145,7 @@ def test_by_the_record_clock_the_oldest_one_says_when_it_is_due() -> None:
     own = compacted(tombstone_clock="record")
     at = Positions(sealed_end=10)
     deadlines = next_deadlines(at, 10, 5000, own, left=OldestTombstones(free_ms=4950))
-    assert deadlines == (Deadline(0, 10, 5050),)
+    assert deadlines == (Deadline(0, 10, 5050, by_record=True),)
     after = Positions(first_dirty=10, sealed_end=10, deadlines=deadlines)
     assert expiring(after, 5049, own) == []
     assert expiring(after, 5050, own) == [(0, 10)]
@@ -163,7 +163,7 @@ def test_by_the_record_clock_a_held_one_makes_nothing_due() -> None:
         rules=a_rule(held_from=4),
         left=OldestTombstones(free_ms=4990, held_ms=4000),
     )
-    assert left == (Deadline(0, 4, 5090), Deadline(4, 10, 4100))
+    assert left == (Deadline(0, 4, 5090, by_record=True), Deadline(4, 10, 4100, by_record=True))
     at = Positions(first_dirty=10, sealed_end=10, deadlines=left)
     # Expired at 4100, and held for 500 more at most.
     assert expiring(at, 4600, own, hold=hold) == []
@@ -178,6 +178,45 @@ def test_a_longer_retention_keeps_what_was_nearly_expired() -> None:
         longer, at, compactable_end=10, all_compactable=True, seen=(1200, 10), hold=ReaderHold(), now_ms=1200
     )
     assert not rule.drops_tombstones(rules, np.array([1]), np.array([1000])).any()
+
+
+# ------------------------------------------------------------------------------- from one clock to the other
+
+
+def test_to_the_compaction_clock_young_tombstones_wait_although_the_oldest_has_expired() -> None:
+    own = compacted(tombstone_clock="compaction")
+    at = Positions(
+        first_dirty=20,
+        sealed_end=20,
+        deadlines=(Deadline(0, 10, 600, by_record=True), Deadline(10, 20, 900)),
+        last_run=LastRun(1000, 1, 0),
+    )
+    switched = rule.on_clock(own, at)
+    assert switched.deadlines == (Deadline(0, 10, 1100), Deadline(10, 20, 900))
+    assert expiring(switched, 1099, own) == [(10, 20)]
+    assert expiring(switched, 1100, own) == [(0, 10), (10, 20)]
+    # What no tombstone went of is remembered by the clock that there is now.
+    assert next_deadlines(switched, 20, 1050, own) == (Deadline(0, 10, 1100), Deadline(10, 20, 900))
+    assert rule.on_clock(own, switched) is switched
+
+
+def test_to_the_record_clock_the_next_run_looks_for_itself() -> None:
+    own = compacted(tombstone_clock="record")
+    at = Positions(first_dirty=10, sealed_end=10, deadlines=(Deadline(0, 10, 5000),))
+    switched = rule.on_clock(own, at)
+    assert switched.deadlines == (Deadline(0, 10, 0, by_record=True),)
+    # It is looked at at once; only those go that have expired by their own timestamps.
+    rules = rule.rules_for(
+        own,
+        switched,
+        compactable_end=10,
+        all_compactable=True,
+        seen=(1000, 10),
+        hold=ReaderHold(),
+        now_ms=1000,
+    )
+    assert rules.expiring[0].due
+    assert rule.drops_tombstones(rules, np.array([1, 2]), np.array([900, 901])).tolist() == [True, False]
 
 
 # ------------------------------------------------------------------------------------------------ holds
@@ -217,21 +256,25 @@ def test_time_in_which_nothing_ran_does_not_count() -> None:
 
 def test_a_long_silence_of_maintenance_is_downtime(tmp_path: Any) -> None:
     uptime = Uptime(tmp_path)
-    assert uptime.downtimes() == []
+    assert uptime.downtimes(0) == []
     for now_ms in (0, 15 * MINUTE, 46 * MINUTE, 47 * MINUTE):
         uptime.here(now_ms)
-    assert Uptime(tmp_path).downtimes() == [(15 * MINUTE, 46 * MINUTE)]
+    assert Uptime(tmp_path).downtimes(47 * MINUTE) == [(15 * MINUTE, 46 * MINUTE)]
+    # What has begun and is not over yet counts as well, also for those who only look.
+    going_on = (47 * MINUTE, 80 * MINUTE)
+    assert Uptime(tmp_path).downtimes(80 * MINUTE) == [(15 * MINUTE, 46 * MINUTE), going_on]
     # The clock went back: nothing is forgotten, and no downtime is made up.
     uptime.here(10 * MINUTE)
     uptime.here(48 * MINUTE)
-    assert uptime.downtimes() == [(15 * MINUTE, 46 * MINUTE)]
+    assert uptime.downtimes(48 * MINUTE) == [(15 * MINUTE, 46 * MINUTE)]
     uptime.here(200 * 24 * 60 * MINUTE)
-    assert uptime.downtimes() == [(48 * MINUTE, 200 * 24 * 60 * MINUTE)]
+    end_ms = 200 * 24 * 60 * MINUTE
+    assert uptime.downtimes(end_ms) == [(48 * MINUTE, end_ms)]
 
 
 def test_a_damaged_note_is_no_note(tmp_path: Any) -> None:
     (tmp_path / "uptime.json").write_bytes(b"{")
-    assert Uptime(tmp_path).downtimes() == []
+    assert Uptime(tmp_path).downtimes(0) == []
 
 
 # --------------------------------------------------------------------------- late records that are older

@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 from tests.support.clock import DAY_MS, HOUR_MS, ManualClock
-from tests.support.logs import fill, open_log, roll, settings, values, wal_path, wal_seqs
+from tests.support.logs import (
+    Killed,
+    fill,
+    kill_at,
+    no_hook,  # noqa: F401 - a fixture that every test uses
+    open_log,
+    roll,
+    settings,
+    values,
+    wal_path,
+    wal_seqs,
+)
 
 from lastword import metrics, steps
 from lastword.config import BrokerConfig
@@ -267,23 +278,13 @@ class TestTheTenCases:
         assert seen == list(range(12))
 
     def test_checkpoint_updates_are_atomic(self, files: Log, tmp_path: Path, clock: ManualClock) -> None:
-        class Killed(BaseException):
-            pass
-
         topic = sealed_files(files, 3, 6, local_retention_ms=0)
         before = topic.local_wals()
 
-        def kill(step: str) -> None:
-            if step == "deleter.removed":
-                raise Killed
-
         # Gone from the disk, not yet noted: the next cycle forgets it, and readers go to the table.
-        steps.install(kill)
-        try:
-            with pytest.raises(Killed):
-                files.run_retention()
-        finally:
-            steps.install(None)
+        kill_at("deleter.removed")
+        with pytest.raises(Killed):
+            files.run_retention()
         assert wal_seqs(topic) == [2, 3]
         assert checkpoints.load_deleter(wal_path(topic)) is None
         assert values(topic.read()) == list(range(7))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.support.clock import ManualClock
-from tests.support.logs import WalFolder, numbered, one_batch
+from tests.support.logs import (
+    Killed,
+    WalFolder,
+    kill_at,
+    no_hook,  # noqa: F401 - a fixture that every test uses
+    numbered,
+    one_batch,
+)
 
 from lastword import disk, steps
 from lastword.errors import CorruptError, WriteFailedError
@@ -18,25 +24,6 @@ from lastword.wal.checkpoint import DeleterCheckpoint
 from lastword.wal.reader import OffsetGoneError, WalReader
 from lastword.wal.recovery import Floor
 from lastword.wal.state import FILE_NAME, Phase, StateFile
-
-
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
-@pytest.fixture(autouse=True)
-def no_hook() -> Iterator[None]:
-    yield
-    steps.install(None)
-
-
-def kill_at(step: str) -> None:
-    def hook(name: str) -> None:
-        if name == step:
-            steps.install(None)
-            raise Killed
-
-    steps.install(hook)
 
 
 def filled(wal: WalFolder, end: int = 3, **options: object) -> None:

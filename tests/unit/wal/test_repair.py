@@ -9,9 +9,20 @@ from pathlib import Path
 
 import pytest
 from tests.support.clock import ManualClock
-from tests.support.logs import WalFolder, fill, numbered, offsets, one_batch, open_log, values, wal_path
+from tests.support.logs import (
+    Killed,
+    WalFolder,
+    fill,
+    kill_at,
+    no_hook,  # noqa: F401 - a fixture that every test uses
+    numbered,
+    offsets,
+    one_batch,
+    open_log,
+    values,
+    wal_path,
+)
 
-from lastword import steps
 from lastword.errors import CorruptError
 from lastword.log import Log
 from lastword.wal import checkpoint as checkpoints
@@ -170,21 +181,11 @@ def test_a_hole_before_the_first_file(wal: WalFolder) -> None:
 
 @pytest.mark.parametrize("step", ["wal.repair.written", "wal.repair.replaced", "wal.repair.noted"])
 def test_a_repair_that_is_killed_is_done_again(wal: WalFolder, step: str) -> None:
-    class Killed(BaseException):
-        pass
-
-    def hook(name: str) -> None:
-        if name == step:
-            raise Killed
-
     two_files(wal)
     wal.flip(1, 2 * SIZE - 1)
-    steps.install(hook)
-    try:
-        with pytest.raises(Killed):
-            skip(wal)
-    finally:
-        steps.install(None)
+    kill_at(step)
+    with pytest.raises(Killed):
+        skip(wal)
     skip(wal)
 
     assert inspect(wal) == []

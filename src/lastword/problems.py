@@ -1,0 +1,37 @@
+"""Errors as data: what goes over a wire as a name and a message comes back as the error that it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lastword import errors
+from lastword.errors import CorruptError, LastwordError, UnavailableError
+
+Problem = dict[str, Any]
+"""`error`: the name of the class; `message`; of a CorruptError also `path` and `offset`."""
+
+
+def to_problem(error: LastwordError) -> Problem:
+    """An error as data. A class that is not in the tree of errors.py goes as the first of its parents that is."""
+    problem: Problem = {"error": _public_name(type(error)), "message": str(error)}
+    if isinstance(error, CorruptError):
+        problem |= {"path": error.path, "offset": error.offset}
+    return problem
+
+
+def from_problem(problem: Problem) -> LastwordError:
+    """The error that `to_problem` was given; an UnavailableError if the name is not known here."""
+    message = str(problem.get("message", "")) or "an error without a message"
+    kind = getattr(errors, str(problem.get("error")), None)
+    if kind is CorruptError:
+        return CorruptError(message, path=str(problem.get("path")), offset=problem.get("offset"))
+    if isinstance(kind, type) and issubclass(kind, LastwordError):
+        return kind(message)
+    return UnavailableError(message)
+
+
+def _public_name(kind: type[LastwordError]) -> str:
+    for each in kind.__mro__:
+        if getattr(errors, each.__name__, None) is each:
+            return str(each.__name__)
+    return LastwordError.__name__

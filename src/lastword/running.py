@@ -1,0 +1,109 @@
+"""`run/server.json` in the data folder: which server holds it, where it listens, how its processes are doing.
+
+The supervisor of `lastword serve` writes it and removes it when it ends. One that was killed leaves it behind, so
+whoever reads it looks whether that process is still there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lastword import disk
+
+RUN_FOLDER = "run"
+SERVER_FILE = "server.json"
+_LOCAL = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""Where to ask somebody on this machine who listens everywhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildProcess:
+    """A process of the server. Without a pid it is not running just now."""
+
+    pid: int | None = None
+    since_ms: int | None = None
+    restarts: int = 0
+    last_end: str | None = None
+    """How it ended the last time it did so by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningServer:
+    """A server, as its supervisor describes it."""
+
+    pid: int
+    host: str
+    start_ticks: int | None
+    since_ms: int
+    kafka: str
+    admin: str
+    """host:port, as it is bound; `admin_url` is where to ask."""
+    token_file: str | None = None
+    children: dict[str, ChildProcess] = field(default_factory=dict)
+
+    @property
+    def admin_url(self) -> str:
+        host, _, port = self.admin.rpartition(":")
+        return f"http://{_LOCAL.get(host, host)}:{port}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether that process is on this machine, and is the one that wrote the file."""
+        return self.host == socket.gethostname() and _start_ticks(self.pid) == (self.start_ticks or 0)
+
+
+def this_process(*, since_ms: int, kafka: str, admin: str, token_file: str | None) -> RunningServer:
+    return RunningServer(
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        start_ticks=_start_ticks(os.getpid()),
+        since_ms=since_ms,
+        kafka=kafka,
+        admin=admin,
+        token_file=token_file,
+    )
+
+
+def save(data_folder: Path, server: RunningServer) -> None:
+    folder = data_folder / RUN_FOLDER
+    folder.mkdir(exist_ok=True)
+    disk.replace_file(folder / SERVER_FILE, json.dumps(asdict(server), indent=1).encode())
+
+
+def remove(data_folder: Path) -> None:
+    (data_folder / RUN_FOLDER / SERVER_FILE).unlink(missing_ok=True)
+
+
+def load(data_folder: Path) -> RunningServer | None:
+    """The server that is running on a data folder; None if there is none."""
+    try:
+        found: dict[str, Any] = json.loads((data_folder / RUN_FOLDER / SERVER_FILE).read_bytes())
+        children = {name: ChildProcess(**child) for name, child in found.pop("children").items()}
+        server = RunningServer(**found, children=children)
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return server if server.is_running else None
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process was started, in the kernel's ticks; None if there is none of that number, 0 if nobody can say."""
+    try:
+        # The command's name, in parentheses, may have spaces.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/stat").exists():
+            return None
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return 0

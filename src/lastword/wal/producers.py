@@ -1,0 +1,221 @@
+"""What a partition knows of idempotent producers, so that a batch which is sent again is not appended again.
+
+For each producer: its epoch, and the sequence numbers and offsets of its last five batches, which is as many as a
+client has under way. It is saved to `producers.json` with each roll and each close, with the offset up to which it
+is complete. What came after that is in the WAL's batches: the deleter leaves those files alone, and an unclean open
+reads them and saves the state anew. So where there is no such file, there are no producers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from lastword import batch, disk
+from lastword.batch import BatchHeader
+from lastword.errors import FencedProducerError, OutOfOrderSequenceError
+from lastword.wal.files import WalFile
+
+FILE_NAME: Final = "producers.json"
+BATCHES_KEPT: Final = 5
+SEQUENCES: Final = 1 << 31
+"""Sequence numbers go from 0 up to, but without, this, and then begin again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentBatch:
+    """A batch of a producer: its sequence numbers, both ends included, and where it is."""
+
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+    timestamp_ms: int
+
+
+@dataclass(slots=True)
+class _Producer:
+    epoch: int
+    last_ms: int
+    batches: list[SentBatch] = field(default_factory=list)
+
+
+class ProducerStates:
+    """The producers of one partition. Its writer calls it, under its lock."""
+
+    def __init__(self) -> None:
+        self._producers: dict[int, _Producer] = {}
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def find_duplicate(self, header: BatchHeader) -> SentBatch | None:
+        """The batch that this one is another sending of; None if it is the next one of its producer.
+
+        FencedProducerError if a newer producer has taken the id over, OutOfOrderSequenceError if batches before it
+        are missing.
+        """
+        known = self._producers.get(header.producer_id)
+        if known is None:
+            # One that was silent for so long that it was forgotten goes on, too.
+            return None
+        if header.producer_epoch < known.epoch:
+            raise FencedProducerError(
+                f"producer {header.producer_id} has epoch {header.producer_epoch}; {known.epoch} was seen before"
+            )
+        first = header.base_sequence
+        if header.producer_epoch > known.epoch:
+            if first != 0:
+                raise OutOfOrderSequenceError(
+                    f"producer {header.producer_id} begins epoch {header.producer_epoch} with sequence {first}; "
+                    f"it must be 0"
+                )
+            return None
+        last = _last_sequence(header)
+        for sent in known.batches:
+            if sent.first_sequence == first and sent.last_sequence == last:
+                return sent
+        if known.batches and first != (known.batches[-1].last_sequence + 1) % SEQUENCES:
+            raise OutOfOrderSequenceError(
+                f"producer {header.producer_id} sends sequence {first}; the last one was "
+                f"{known.batches[-1].last_sequence}"
+            )
+        return None
+
+    def appended(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
+        """Note a batch that is in the log now."""
+        known = self._producers.get(header.producer_id)
+        if known is None or header.producer_epoch != known.epoch:
+            known = self._producers[header.producer_id] = _Producer(header.producer_epoch, now_ms)
+        known.last_ms = now_ms
+        known.batches.append(
+            SentBatch(
+                first_sequence=header.base_sequence,
+                last_sequence=_last_sequence(header),
+                first_offset=base_offset,
+                last_offset=base_offset + header.last_offset_delta,
+                timestamp_ms=header.max_timestamp_ms,
+            )
+        )
+        del known.batches[:-BATCHES_KEPT]
+
+    def expire(self, before_ms: int) -> None:
+        """Forget producers that have been silent since a time."""
+        for producer_id in [each for each, known in self._producers.items() if known.last_ms < before_ms]:
+            del self._producers[producer_id]
+
+    def save(self, folder: Path, end_offset: int) -> None:
+        """Save everything, complete up to `end_offset`."""
+        saved = {
+            "version": 1,
+            "offset": end_offset,
+            "producers": [
+                [producer_id, known.epoch, known.last_ms, [_to_list(sent) for sent in known.batches]]
+                for producer_id, known in self._producers.items()
+            ],
+        }
+        disk.replace_file(folder / FILE_NAME, json.dumps(saved, separators=(",", ":")).encode())
+
+    def take(self, saved: list[list[object]], end_offset: int) -> None:
+        for producer_id, epoch, last_ms, batches in saved:
+            sent = [SentBatch(*each) for each in batches]  # type: ignore[attr-defined]
+            kept = [each for each in sent if each.last_offset < end_offset]
+            if kept:
+                self._producers[int(producer_id)] = _Producer(int(epoch), int(last_ms), kept)  # type: ignore[call-overload]
+
+
+def exists(folder: Path) -> bool:
+    return (folder / FILE_NAME).exists()
+
+
+def saved_offset(folder: Path) -> int | None:
+    """Up to where the saved state is complete; None if none has ever been saved."""
+    saved = _read(folder)
+    return None if saved is None else saved[0]
+
+
+def load(folder: Path, files: Iterable[WalFile], *, end_offset: int, end_position: int) -> ProducerStates:
+    """The saved state, and the WAL's batches since. `end_position` is the end of the last, active file."""
+    states = ProducerStates()
+    if saved := _read(folder):
+        states.take(saved[1], end_offset)
+        _read_batches(states, folder, files, min(saved[0], end_offset), end_offset, end_position)
+    return states
+
+
+def recover(folder: Path, files: Sequence[WalFile], *, end_offset: int, end_position: int) -> None:
+    """After an unclean end: save the state as the WAL has it."""
+    states = ProducerStates()
+    if saved := _read(folder):
+        states.take(saved[1], end_offset)
+        offset, own = min(saved[0], end_offset), files
+    else:
+        # Never saved, so never rolled with producers: they are in the active file, or in the one that was until now.
+        offset, own = 0, files[-2:]
+    _read_batches(states, folder, own, offset, end_offset, end_position)
+    if len(states):
+        states.save(folder, end_offset)
+
+
+def _read_batches(
+    states: ProducerStates,
+    folder: Path,
+    files: Iterable[WalFile],
+    offset: int,
+    end_offset: int,
+    end_position: int,
+) -> None:
+    own = list(files)
+    ends = [*(file.first_offset for file in own[1:]), end_offset]
+    for file, file_end in zip(own, ends, strict=True):
+        if file_end > offset:
+            size_bytes = end_position if file.size_bytes is None else file.size_bytes
+            for header in _headers(folder / file.name, size_bytes):
+                if header.producer_id >= 0 and header.base_offset >= offset:
+                    states.appended(header, header.base_offset, header.max_timestamp_ms)
+
+
+def _headers(path: Path, size_bytes: int) -> Iterator[BatchHeader]:
+    """The batches' headers, as far as the file can be read; damage is reported by those who read it all."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        position = 0
+        while position < size_bytes:
+            header = batch.read_header(os.pread(fd, batch.HEADER_BYTES, position))
+            if header is None:
+                return
+            yield header
+            position += header.size_bytes
+    except batch.BadBatchError:
+        return
+    finally:
+        os.close(fd)
+
+
+def _read(folder: Path) -> tuple[int, list[list[object]]] | None:
+    try:
+        data = json.loads((folder / FILE_NAME).read_bytes())
+        return int(data["offset"]), data["producers"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _last_sequence(header: BatchHeader) -> int:
+    return (header.base_sequence + header.last_offset_delta) % SEQUENCES
+
+
+def _to_list(sent: SentBatch) -> list[int]:
+    return [
+        sent.first_sequence,
+        sent.last_sequence,
+        sent.first_offset,
+        sent.last_offset,
+        sent.timestamp_ms,
+    ]
