@@ -3,6 +3,7 @@
 # make check   format, lint, types, layers
 # make crash   many kill -9 rounds (minutes)
 # make peers   beside a real Kafka and its clients, from Maven's jars
+# make fuzz    a million frames that are no requests, against the Kafka endpoint
 # make bench   the benchmarks of docs/benchmarks.md
 # make clean   remove what make made
 
@@ -10,12 +11,12 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo test check crash peers bench clean java
+.PHONY: demo test check crash peers fuzz bench clean java tools
 
 demo: $(READY) java
 	@$(PYTHON) -m demo
 
-test: $(READY) java
+test: $(READY) java tools
 	$(PYTHON) -m pytest -m "not soak and not peers" -n 2 --dist loadfile
 
 check: $(READY)
@@ -30,12 +31,19 @@ crash: $(READY) java
 peers: $(READY) java
 	$(PYTHON) -m pytest -m peers tests/peers
 
+fuzz: $(READY)
+	LASTWORD_FUZZ_FRAMES=1000000 $(PYTHON) -m pytest tests/e2e/test_broker_fuzz.py --timeout 3600
+
 bench: $(READY) java
 	$(PYTHON) -m bench
 
 $(READY): pyproject.toml constraints.txt scripts/make-venv
 	scripts/make-venv $(VENV)
 	@touch $@
+
+tools:
+	@scripts/ensure-kcat
+	@scripts/ensure-postgres
 
 java:
 	@scripts/ensure-java

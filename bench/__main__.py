@@ -9,7 +9,7 @@ from bench.support import console
 
 
 def main() -> int:
-    for name in ("batch", "log", "compaction"):
+    for name in ("batch", "log", "compaction", "broker"):
         console.rule(name)
         command = [
             sys.executable,

@@ -1,0 +1,246 @@
+"""The Kafka endpoint under librdkafka, server in a process of its own: python -m bench.broker [--quick] [--json FILE]
+
+1 KB values. Produce with batches of 1 MB and 16 KB, with a sync for each group of produces and with none; consume of
+the tail; replay of sealed segments; latency of single produces at a fixed rate. CPU is the server's, per MB of
+values. `--profile FILE` writes cProfile's findings of the server's event loop. `fdatasync` is fast on some machines
+and slow on others: the first line says how long one takes here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+import lastword
+from bench.support import Results, console, values_of
+from lastword.broker.server import Broker
+
+VALUE_BYTES = 1024
+TOPIC = "t"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--only", choices=["produce", "consume", "replay", "latency"])
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--sync", default="group", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.serve, args.sync, args.profile)
+        return
+    results = Results("broker")
+    megabytes = 200 if args.quick else 1000
+    console.print(f"One fdatasync of 16 KB takes {sync_ms():.2f} ms here.")
+    for sync in ("group", "none"):
+        for batch_bytes in (1_000_000, 16_384):
+            with server(sync, args.profile) as running:
+                produced = produce(running, batch_bytes, megabytes)
+                results.add(part="produce", wal_sync=sync, batch_bytes=batch_bytes, **produced)
+                if args.only in (None, "consume"):
+                    consumed = consume(running, megabytes)
+                    results.add(part="consume the tail", wal_sync=sync, batch_bytes=batch_bytes, **consumed)
+        if args.only == "consume":
+            break
+    if args.only in (None, "replay"):
+        with server("none", args.profile) as running:
+            produce(running, 1_000_000, megabytes)
+            running.seal()
+            results.add(
+                part="replay sealed", wal_sync="none", batch_bytes=1_000_000, **consume(running, megabytes)
+            )
+    results.show("Throughput, 1 KB values")
+    if args.only in (None, "latency"):
+        found = Results("latency")
+        for sync in ("group", "none"):
+            with server(sync, None) as running:
+                for rate in (100, 1000):
+                    row = latency(running, rate, seconds=2 if args.quick else 10)
+                    found.add(part="latency", wal_sync=sync, rate_per_s=rate, **row)
+        found.show("Produces of one record at a fixed rate, acks=all")
+        results.rows += found.rows
+    results.save(args.json)
+
+
+class Running:
+    """A server in its own process."""
+
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self.address = address
+        self._process = process
+        self._usage = psutil.Process(process.pid)
+
+    def cpu_s(self) -> float:
+        times = self._usage.cpu_times()
+        return times.user + times.system
+
+    def seal(self) -> None:
+        """Seal everything, and take the WAL's files away, so that all of it must be read from segments."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("seal\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline().strip() == "sealed"
+
+
+@contextmanager
+def server(sync: str, profile: Path | None) -> Iterator[Running]:
+    folder = Path(tempfile.mkdtemp(prefix="lastword-bench-"))
+    command = [sys.executable, "-m", "bench.broker", "--serve", str(folder / "data"), "--sync", sync]
+    if profile:
+        command += ["--profile", str(profile)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield Running(process, process.stdout.readline().strip())
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        shutil.rmtree(folder)
+
+
+def serve(folder: Path, sync: str, profile: Path | None) -> None:
+    settings = {"wal.sync": sync, "num.partitions": 1, "local.retention.ms": 0}
+    profiler = cProfile.Profile() if profile else None
+    with lastword.open(folder, config=settings) as log:
+        if profiler:
+            profiler.enable()
+        asyncio.run(_serve(log))
+        if profiler and profile:
+            profiler.disable()
+            profiler.dump_stats(profile)
+
+
+async def _serve(log: lastword.Log) -> None:
+    broker = Broker(log, host="127.0.0.1", port=0)
+    await broker.start()
+    host, port = broker.address
+    print(f"{host}:{port}", flush=True)
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+
+    def seal() -> None:
+        log.topic(TOPIC).seal()
+        log.run_retention(steps=["delete"])
+        print("sealed", flush=True)
+
+    def command() -> None:
+        if sys.stdin.readline().strip() == "seal":
+            loop.run_in_executor(None, seal)
+
+    loop.add_reader(sys.stdin.fileno(), command)
+    await stopped.wait()
+    await broker.stop()
+
+
+def produce(running: Running, batch_bytes: int, megabytes: int) -> dict[str, object]:
+    rng = np.random.default_rng(1)
+    values = values_of(rng, 1000, VALUE_BYTES).to_pylist()
+    count = megabytes * 1000
+    producer = Producer(
+        {
+            "bootstrap.servers": running.address,
+            "batch.size": batch_bytes,
+            "message.max.bytes": 1_000_000,
+            "batch.num.messages": 100_000,
+            "linger.ms": 50 if batch_bytes > 100_000 else 1,
+            "queue.buffering.max.messages": 200_000,
+            "queue.buffering.max.kbytes": 200_000,
+            "acks": "all",
+        }
+    )
+    producer.list_topics(TOPIC, timeout=10)
+    producer.produce(TOPIC, b"first", b"key")
+    producer.flush()
+    cpu_s, started = running.cpu_s(), time.perf_counter()
+    for number in range(count):
+        while True:
+            try:
+                producer.produce(TOPIC, values[number % 1000], b"user-%012d" % number)
+                break
+            except BufferError:
+                producer.poll(0.01)
+    assert producer.flush(120) == 0
+    return figures(count, time.perf_counter() - started, running.cpu_s() - cpu_s)
+
+
+def consume(running: Running, megabytes: int) -> dict[str, object]:
+    count = megabytes * 1000
+    consumer = Consumer(
+        {
+            "bootstrap.servers": running.address,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "fetch.message.max.bytes": 4_000_000,
+            "queued.min.messages": 100_000,
+            "queued.max.messages.kbytes": 200_000,
+            "check.crcs": False,
+        }
+    )
+    consumer.assign([TopicPartition(TOPIC, 0, 0)])
+    cpu_s, started, got = running.cpu_s(), time.perf_counter(), 0
+    while got < count:
+        got += len(consumer.consume(10_000, 5.0))
+    found = figures(count, time.perf_counter() - started, running.cpu_s() - cpu_s)
+    consumer.close()
+    return found
+
+
+def latency(running: Running, rate: int, seconds: float) -> dict[str, object]:
+    producer = Producer({"bootstrap.servers": running.address, "linger.ms": 0, "acks": "all"})
+    producer.list_topics(TOPIC, timeout=10)
+    taken: list[float] = []
+    value = bytes(VALUE_BYTES)
+    began = time.perf_counter()
+    for number in range(int(rate * seconds)):
+        due = began + number / rate
+        while (left := due - time.perf_counter()) > 0:
+            producer.poll(left)
+        sent = time.perf_counter()
+        producer.produce(
+            TOPIC, value, on_delivery=lambda *_, sent=sent: taken.append(time.perf_counter() - sent)
+        )
+    producer.flush(30)
+    return {
+        "p50_ms": float(np.percentile(taken, 50) * 1000),
+        "p99_ms": float(np.percentile(taken, 99) * 1000),
+    }
+
+
+def figures(count: int, seconds: float, cpu_s: float) -> dict[str, object]:
+    megabytes = count * VALUE_BYTES / 1e6
+    return {
+        "mb_per_s": round(megabytes / seconds),
+        "records_per_s": round(count / seconds),
+        "server_cpu_ms_per_mb": cpu_s * 1000 / megabytes,
+    }
+
+
+def sync_ms() -> float:
+    with tempfile.NamedTemporaryFile() as file:
+        started = time.perf_counter()
+        for _ in range(20):
+            os.write(file.fileno(), bytes(16384))
+            os.fdatasync(file.fileno())
+        return (time.perf_counter() - started) / 20 * 1000
+
+
+if __name__ == "__main__":
+    main()

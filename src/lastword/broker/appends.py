@@ -1,0 +1,191 @@
+"""Produced batches on their way to the WAL.
+
+A few threads, the *lanes*; each partition has one of them, so its batches stay in order. A lane, again and again:
+1. takes what has come meanwhile, from whichever connections;
+2. checks each batch and writes it to its partition's WAL;
+3. syncs each WAL that was written to, once (`wal.sync=group`);
+4. hands all results to the event loop in one call.
+
+So the loop neither checks nor waits for a disk, and the busier it is, the more batches share a sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from lastword import batch, metrics
+from lastword.broker.errors import ErrorCode, code_of
+from lastword.clock import Clock
+from lastword.errors import LastwordError
+from lastword.topic import Topic
+from lastword.wal.writer import PartitionWriter, Produced
+
+logger = logging.getLogger(__name__)
+
+LANES: Final = 2
+GROUP_BYTES: Final = 8 << 20
+"""A group with more than this is written before more is taken, so that its answers don't wait too long."""
+
+
+@dataclass(slots=True, eq=False)
+class Append:
+    """A batch of one partition, and what became of it."""
+
+    topic: Topic
+    partition: int
+    data: memoryview
+    done: Callable[[], None]
+    """Called on the loop."""
+    code: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    base_offset: int = -1
+    append_time_ms: int = -1
+
+
+class Appends:
+    """The lanes."""
+
+    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        self._lanes = [_Lane(clock, loop, number) for number in range(LANES)]
+
+    def put(self, append: Append) -> None:
+        """Append a batch; its `done` is called when it may be answered."""
+        self._lanes[(id(append.topic) // 64 + append.partition) % LANES].put(append)
+
+    def close(self) -> None:
+        """Wait for everything that was put."""
+        for lane in self._lanes:
+            lane.close()
+
+
+class _Lane:
+    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop, number: int) -> None:
+        self._clock = clock
+        self._loop = loop
+        self._queue: SimpleQueue[list[Append] | None] = SimpleQueue()
+        self._pending: list[Append] = []
+        self._thread = threading.Thread(target=self._run, name=f"lastword-append-{number}", daemon=True)
+        self._thread.start()
+
+    def put(self, append: Append) -> None:
+        # Handed over once a turn of the loop, so that the thread is not woken for each batch.
+        if not self._pending:
+            self._loop.call_soon(self._hand_over)
+        self._pending.append(append)
+
+    def _hand_over(self) -> None:
+        pending, self._pending = self._pending, []
+        self._queue.put(pending)
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            taken, is_last = self._take()
+            if taken:
+                self._append(taken)
+                self._loop.call_soon_threadsafe(_deliver, taken)
+            if is_last:
+                return
+
+    def _take(self) -> tuple[list[Append], bool]:
+        appends = self._queue.get()
+        taken: list[Append] = []
+        size_bytes = 0
+        while appends is not None:
+            taken += appends
+            size_bytes += sum(len(append.data) for append in appends)
+            if size_bytes >= GROUP_BYTES:
+                return taken, False
+            try:
+                appends = self._queue.get_nowait()
+            except Empty:
+                return taken, False
+        return taken, True
+
+    def _append(self, appends: Sequence[Append]) -> None:
+        now_ms = self._clock.now_ms()
+        limits: dict[Topic, batch.Limits] = {}
+        by_writer: dict[PartitionWriter, tuple[list[Append], list[Produced]]] = {}
+        for append in appends:
+            try:
+                writer, produced = _checked(append, limits, now_ms)
+            except LastwordError as error:
+                _fail(append, error)
+            except Exception as error:
+                # The lane must go on, whatever one batch does to it.
+                logger.exception("a batch for %s-%d failed", append.topic.name, append.partition)
+                _fail(append, error)
+            else:
+                own = by_writer.get(writer)
+                if own is None:
+                    own = by_writer[writer] = ([], [])
+                own[0].append(append)
+                own[1].append(produced)
+        ends = {writer: self._write(writer, *own) for writer, own in by_writer.items()}
+        for writer, end_offset in ends.items():
+            try:
+                writer.settle(end_offset)
+            except LastwordError as error:
+                for append in by_writer[writer][0]:
+                    _fail(append, error)
+
+    def _write(self, writer: PartitionWriter, appends: Sequence[Append], produced: Sequence[Produced]) -> int:
+        """Write the batches of a partition; the offset up to which they must be settled."""
+        try:
+            results = writer.stage_produced(produced)
+        except LastwordError as error:
+            for append in appends:
+                _fail(append, error)
+            return 0
+        end_offset = records = size_bytes = 0
+        for append, each, result in zip(appends, produced, results, strict=True):
+            if isinstance(result, Exception):
+                _fail(append, result)
+                continue
+            append.base_offset = result.base_offset
+            if each.append_time_ms is not None:
+                append.append_time_ms = result.timestamp_ms
+            end_offset = max(end_offset, result.end_offset)
+            if not result.is_duplicate:
+                records += each.header.record_count
+                size_bytes += each.header.size_bytes
+        topic = appends[0].topic.name
+        metrics.RECORDS_APPENDED.labels(topic).inc(records)
+        metrics.BYTES_APPENDED.labels(topic).inc(size_bytes)
+        return end_offset
+
+
+def _checked(
+    append: Append, limits: dict[Topic, batch.Limits], now_ms: int
+) -> tuple[PartitionWriter, Produced]:
+    topic = append.topic
+    own = limits.get(topic)
+    if own is None:
+        own = limits[topic] = topic.limits(now_ms, max_timestamp_corrected=True)
+    header = batch.validate(append.data, own)
+    if own.log_append_time:
+        produced = Produced(header, append.data, now_ms, None)
+    else:
+        corrected_ms = batch.corrected_max_timestamp(append.data, header)
+        produced = Produced(header, append.data, None, corrected_ms)
+    return topic.writer(append.partition), produced
+
+
+def _fail(append: Append, error: Exception) -> None:
+    append.code = code_of(error)
+    append.message = str(error) if isinstance(error, LastwordError) else None
+    append.base_offset = append.append_time_ms = -1
+
+
+def _deliver(appends: Sequence[Append]) -> None:
+    for append in appends:
+        append.done()

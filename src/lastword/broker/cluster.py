@@ -1,0 +1,208 @@
+"""What tools ask of a cluster: its brokers, folders and partitions. There is one broker, and no access control."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from kafka.protocol.admin import (
+    DescribeAclsResponse,
+    DescribeClusterResponse,
+    DescribeLogDirsResponse,
+    DescribeTopicPartitionsResponse,
+    ListPartitionReassignmentsResponse,
+)
+
+from lastword.broker.errors import ErrorCode
+from lastword.broker.node import Node
+from lastword.broker.nulls import refusing_nulls
+from lastword.broker.wire import Handler, Peer, Request
+from lastword.config import is_internal
+from lastword.errors import ClosedError, UnknownTopicError
+from lastword.topic import Topic
+
+DESCRIBE_ACLS: Final = 29
+DESCRIBE_LOG_DIRS: Final = 35
+LIST_PARTITION_REASSIGNMENTS: Final = 46
+DESCRIBE_CLUSTER: Final = 60
+DESCRIBE_TOPIC_PARTITIONS: Final = 75
+
+MAX_PARTITIONS_A_PAGE: Final = 2000
+_BROKERS: Final = 1
+
+
+class ClusterHandlers:
+    """Answers what can be told of a cluster of one."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def handlers(self) -> dict[int, Handler]:
+        return refusing_nulls(
+            {
+                DESCRIBE_ACLS: self._describe_acls,
+                DESCRIBE_LOG_DIRS: self._describe_log_dirs,
+                LIST_PARTITION_REASSIGNMENTS: self._list_reassignments,
+                DESCRIBE_CLUSTER: self._describe_cluster,
+                DESCRIBE_TOPIC_PARTITIONS: self._describe_topic_partitions,
+            }
+        )
+
+    async def _describe_cluster(self, request: Request, _peer: Peer) -> Any:
+        node = self._node
+        kind = request.message.endpoint_type if request.api_version >= 1 else _BROKERS
+        is_known = kind == _BROKERS
+        return DescribeClusterResponse(
+            throttle_time_ms=0,
+            error_code=int(ErrorCode.NONE if is_known else ErrorCode.INVALID_REQUEST),
+            error_message=None if is_known else "There are no controllers here; 1 asks for brokers.",
+            endpoint_type=_BROKERS,
+            cluster_id=node.cluster_id,
+            controller_id=node.node_id,
+            brokers=[
+                DescribeClusterResponse.DescribeClusterBroker(
+                    broker_id=node.node_id, host=node.host, port=node.port, rack=None
+                )
+            ]
+            if is_known
+            else [],
+        )
+
+    async def _describe_acls(self, _request: Request, _peer: Peer) -> Any:
+        return DescribeAclsResponse(
+            throttle_time_ms=0,
+            error_code=int(ErrorCode.SECURITY_DISABLED),
+            error_message="There is no access control, so there are no ACLs.",
+            resources=[],
+        )
+
+    async def _list_reassignments(self, _request: Request, _peer: Peer) -> Any:
+        return ListPartitionReassignmentsResponse(
+            throttle_time_ms=0, error_code=int(ErrorCode.NONE), error_message=None, topics=[]
+        )
+
+    # ------------------------------------------------------------------------------------------- folders
+
+    async def _describe_log_dirs(self, request: Request, _peer: Peer) -> Any:
+        """The folder of the WAL. What is sealed lies in the warehouse, which need not be on this machine."""
+        wanted = request.message.topics
+        names = self._node.topic_names(include_internal=True)
+        partitions: dict[str, set[int] | None] = dict.fromkeys(names)
+        if wanted is not None:
+            partitions = {each.topic: set(each.partitions) for each in wanted if each.topic in names}
+        topics = [self._node.topic(name) for name in partitions]
+        sizes = await self._node.call_slow(_wal_sizes, topics)
+        folder = self._node.log.path
+        usage = await self._node.call_slow(shutil.disk_usage, folder)
+        result_class = DescribeLogDirsResponse.DescribeLogDirsResult
+        topic_class = result_class.DescribeLogDirsTopic
+        return DescribeLogDirsResponse(
+            throttle_time_ms=0,
+            error_code=int(ErrorCode.NONE),
+            results=[
+                result_class(
+                    error_code=int(ErrorCode.NONE),
+                    log_dir=str(folder / "wal"),
+                    topics=[
+                        topic_class(
+                            name=name,
+                            partitions=[
+                                topic_class.DescribeLogDirsPartition(
+                                    partition_index=index,
+                                    partition_size=size_bytes,
+                                    offset_lag=0,
+                                    is_future_key=False,
+                                )
+                                for index, size_bytes in sizes.get(name, {}).items()
+                                if chosen is None or index in chosen
+                            ],
+                        )
+                        for name, chosen in partitions.items()
+                    ],
+                    total_bytes=usage.total,
+                    usable_bytes=usage.free,
+                )
+            ],
+        )
+
+    # ---------------------------------------------------------------------------------------- partitions
+
+    async def _describe_topic_partitions(self, request: Request, _peer: Peer) -> Any:
+        """Topics in the order of their names, page by page."""
+        message = request.message
+        names = sorted({each.name for each in message.topics}) or self._node.topic_names(
+            include_internal=True
+        )
+        first = 0
+        if message.cursor is not None:
+            names = [name for name in names if name >= message.cursor.topic_name]
+            if names and names[0] == message.cursor.topic_name:
+                first = max(message.cursor.partition_index, 0)
+        left = min(max(message.response_partition_limit, 1), MAX_PARTITIONS_A_PAGE)
+        topics: list[Any] = []
+        cursor = None
+        for name in names:
+            if left == 0:
+                cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=first)
+                break
+            described, end, count = self._page(name, first, left)
+            topics.append(described)
+            left -= end - first
+            if end < count:
+                cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=end)
+                break
+            first = 0
+        return DescribeTopicPartitionsResponse(throttle_time_ms=0, topics=topics, next_cursor=cursor)
+
+    def _page(self, name: str, first: int, limit: int) -> tuple[Any, int, int]:
+        """A topic with some of its partitions, the partition after them, and how many there are."""
+        topic_class = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
+        partition_class = topic_class.DescribeTopicPartitionsResponsePartition
+        try:
+            topic = self._node.topic(name)
+        except UnknownTopicError:
+            failed = topic_class(
+                error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+                name=name,
+                topic_id=UUID(int=0),
+                is_internal=is_internal(name),
+                partitions=[],
+            )
+            return failed, first, first
+        end = min(topic.partitions, first + limit)
+        node_id = self._node.node_id
+        writers = tuple(topic.writers())
+        described = topic_class(
+            error_code=int(ErrorCode.NONE),
+            name=name,
+            topic_id=topic.id,
+            is_internal=is_internal(name),
+            partitions=[
+                partition_class(
+                    error_code=int(ErrorCode.NONE),
+                    partition_index=index,
+                    leader_id=node_id,
+                    leader_epoch=writers[index].epochs[-1][0],
+                    replica_nodes=[node_id],
+                    isr_nodes=[node_id],
+                    eligible_leader_replicas=[],
+                    last_known_elr=[],
+                    offline_replicas=[],
+                )
+                for index in range(first, end)
+            ],
+        )
+        return described, max(end, first), topic.partitions
+
+
+def _wal_sizes(topics: Sequence[Topic]) -> dict[str, dict[int, int]]:
+    sizes: dict[str, dict[int, int]] = {}
+    for topic in topics:
+        try:
+            sizes[topic.name] = {wal.partition: wal.size_bytes for wal in topic.local_wals()}
+        except (ClosedError, UnknownTopicError):
+            # Deleted in this moment.
+            continue
+    return sizes

@@ -1,0 +1,342 @@
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs.
+
+A topic's settings can be changed while the broker runs, those of the broker only in its file. Kafka knows no
+namespaces: a setting that comes from one is shown as one of the broker's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+from kafka.protocol.admin import (
+    AlterConfigsResponse,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsResponse,
+)
+
+from lastword.broker.errors import ErrorCode, code_of
+from lastword.broker.node import Node
+from lastword.broker.nulls import refusing_nulls
+from lastword.broker.wire import Handler, Peer, Request
+from lastword.config import (
+    BrokerConfig,
+    EffectiveSetting,
+    check_not_internal,
+    check_topic_config,
+    check_topic_name,
+    is_internal,
+)
+from lastword.config.keys import BROKER_KEYS, TOPIC_KEYS
+from lastword.config.masking import MASK
+from lastword.config.values import INT_MAX, CleanupPolicy, Ratio, Switch, WholeNumber
+from lastword.errors import InvalidConfigError, InvalidError, LastwordError
+from lastword.topic import Topic
+
+logger = logging.getLogger(__name__)
+
+DESCRIBE_CONFIGS: Final = 32
+ALTER_CONFIGS: Final = 33
+INCREMENTAL_ALTER_CONFIGS: Final = 44
+
+_TOPIC: Final = 2
+_BROKER: Final = 4
+
+
+class Source(IntEnum):
+    """Where a setting comes from, by Kafka's numbers."""
+
+    TOPIC = 1
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+class ConfigType(IntEnum):
+    """Kafka's types of settings."""
+
+    UNKNOWN = 0
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+
+
+class Operation(IntEnum):
+    """What an incremental change does with a setting."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedSetting:
+    """A setting as Kafka shows it; `synonyms` are all levels that give it, the one that holds first."""
+
+    name: str
+    value: str | None
+    source: Source
+    read_only: bool
+    is_sensitive: bool = False
+    synonyms: tuple[tuple[str | None, Source], ...] = ()
+
+
+def described_topic_config(config: BrokerConfig, name: str, own: Mapping[str, str]) -> list[DescribedSetting]:
+    """What holds for a topic with these settings of its own."""
+    levels = [config.explain(name, own), config.explain(name), config.explain()]
+    if is_internal(name):
+        levels = levels[:1]
+    return [
+        _described(effective, synonyms, read_only=is_internal(name))
+        for effective, *synonyms in zip(*map(_topic_settings, levels), strict=True)
+    ]
+
+
+def described_broker_config(config: BrokerConfig) -> list[DescribedSetting]:
+    """What holds for the broker, and for topics that don't have their own."""
+    return [_described(effective, (), read_only=True) for effective in config.explain()]
+
+
+class ConfigHandlers:
+    """Shows and changes settings."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def handlers(self) -> dict[int, Handler]:
+        return refusing_nulls(
+            {
+                DESCRIBE_CONFIGS: self._describe_configs,
+                ALTER_CONFIGS: self._alter_configs,
+                INCREMENTAL_ALTER_CONFIGS: self._incremental_alter_configs,
+            }
+        )
+
+    # ------------------------------------------------------------------------------------------ describe
+
+    async def _describe_configs(self, request: Request, _peer: Peer) -> Any:
+        message = request.message
+        result_class = DescribeConfigsResponse.DescribeConfigsResult
+        with_documentation = request.api_version >= 3 and bool(message.include_documentation)
+        results = []
+        for resource in message.resources:
+            code, text, settings = ErrorCode.NONE, None, []
+            try:
+                settings = self._settings_of(resource)
+            except LastwordError as error:
+                code, text = code_of(error), str(error)
+            wanted = None if resource.configuration_keys is None else set(resource.configuration_keys)
+            results.append(
+                result_class(
+                    error_code=int(code),
+                    error_message=text,
+                    resource_type=resource.resource_type,
+                    resource_name=resource.resource_name,
+                    configs=[
+                        _config(each, bool(message.include_synonyms), with_documentation)
+                        for each in settings
+                        if wanted is None or each.name in wanted
+                    ],
+                )
+            )
+        return DescribeConfigsResponse(throttle_time_ms=0, results=results)
+
+    def _settings_of(self, resource: Any) -> list[DescribedSetting]:
+        config = self._node.config
+        if resource.resource_type == _TOPIC:
+            topic = self._topic(resource.resource_name)
+            return described_topic_config(config, topic.name, topic.config)
+        if resource.resource_type == _BROKER:
+            # The empty name stands for what was set for all brokers while they ran. Nothing can be.
+            return described_broker_config(config) if self._check_broker(resource.resource_name) else []
+        raise _no_such_resource(resource.resource_type)
+
+    # --------------------------------------------------------------------------------------------- alter
+
+    async def _alter_configs(self, request: Request, _peer: Peer) -> Any:
+        """Kafka's old way: what is given holds, what is not given is taken back."""
+
+        def changed(_topic: Topic, configs: Any) -> dict[str, object]:
+            return {each.name: each.value for each in configs}
+
+        results = await self._alter(request.message, changed)
+        return AlterConfigsResponse(
+            throttle_time_ms=0,
+            responses=[AlterConfigsResponse.AlterConfigsResourceResponse(**each) for each in results],
+        )
+
+    async def _incremental_alter_configs(self, request: Request, _peer: Peer) -> Any:
+        results = await self._alter(request.message, self._incrementally_changed)
+        response_class = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
+        return IncrementalAlterConfigsResponse(
+            throttle_time_ms=0, responses=[response_class(**each) for each in results]
+        )
+
+    async def _alter(
+        self, message: Any, changed: Callable[[Topic, Any], dict[str, object]]
+    ) -> list[dict[str, object]]:
+        results: list[dict[str, object]] = []
+        counts = Counter((each.resource_type, each.resource_name) for each in message.resources)
+        for resource in message.resources:
+            code, text = ErrorCode.NONE, None
+            try:
+                if counts[resource.resource_type, resource.resource_name] > 1:
+                    raise InvalidError(f"{resource.resource_name!r} is named twice")
+                topic = self._to_alter(resource)
+                own = changed(topic, resource.configs)
+                await self._node.call_slow(self._apply, topic, own, bool(message.validate_only))
+            except LastwordError as error:
+                code, text = code_of(error), str(error)
+            results.append(
+                {
+                    "error_code": int(code),
+                    "error_message": text,
+                    "resource_type": resource.resource_type,
+                    "resource_name": resource.resource_name,
+                }
+            )
+        return results
+
+    def _to_alter(self, resource: Any) -> Topic:
+        if resource.resource_type == _TOPIC:
+            check_not_internal(resource.resource_name, "altered")
+            return self._topic(resource.resource_name)
+        if resource.resource_type == _BROKER:
+            self._check_broker(resource.resource_name)
+            names = ", ".join(sorted({each.name for each in resource.configs}))
+            raise InvalidError(
+                f"Settings of the broker can't be changed while it runs: {names}. "
+                f"Change them in its configuration file and start it again."
+            )
+        raise _no_such_resource(resource.resource_type)
+
+    def _incrementally_changed(self, topic: Topic, configs: Any) -> dict[str, object]:
+        own: dict[str, object] = dict(topic.config)
+        counts = Counter(each.name for each in configs)
+        for each in configs:
+            where = f"topic {topic.name!r}"
+            if counts[each.name] > 1:
+                raise InvalidError(f"{where}: {each.name} is named twice")
+            if each.config_operation == Operation.SET:
+                own[each.name] = each.value
+            elif each.config_operation == Operation.DELETE:
+                if each.name not in TOPIC_KEYS:
+                    # For the error that says what was meant.
+                    check_topic_config({each.name: ""}, where=where)
+                own.pop(each.name, None)
+            elif each.config_operation in (Operation.APPEND, Operation.SUBTRACT):
+                own[each.name] = self._changed_list(topic, each)
+            else:
+                raise InvalidError(
+                    f"{where}: {each.config_operation} is not an operation on {each.name}; "
+                    f"0 (set), 1 (delete), 2 (append) and 3 (subtract) are"
+                )
+        return own
+
+    def _changed_list(self, topic: Topic, change: Any) -> str:
+        where = f"topic {topic.name!r}"
+        if change.name != "cleanup.policy":
+            check_topic_config({change.name: ""} if change.name not in TOPIC_KEYS else {}, where=where)
+            raise InvalidConfigError(f"{where}: {change.name} is not a list; only lists can be appended to")
+        given = [part.strip() for part in (change.value or "").split(",")]
+        now = sorted(topic.settings.cleanup_policy)
+        if change.config_operation == Operation.APPEND:
+            return ",".join(dict.fromkeys([*now, *given]))
+        return ",".join(part for part in now if part not in given)
+
+    def _apply(self, topic: Topic, own: Mapping[str, object], is_trial: bool) -> None:
+        log = self._node.log
+        checked = check_topic_config(own, where=f"topic {topic.name!r}")
+        if is_trial:
+            log.config.resolve(topic.name, checked)
+            return
+        log.alter_topic(topic.name, set_config=own, unset=[key for key in topic.config if key not in own])
+        logger.info("altered the settings of topic %s for a client: %s", topic.name, dict(topic.config))
+
+    # ------------------------------------------------------------------------------------------ internal
+
+    def _topic(self, name: str) -> Topic:
+        check_topic_name(name)
+        return self._node.topic(name)
+
+    def _check_broker(self, name: str) -> bool:
+        """Whether this broker is meant, or (False) all of them."""
+        if name not in ("", str(self._node.node_id)):
+            raise InvalidError(f"There is no broker {name!r}; there is one, {self._node.node_id}.")
+        return name != ""
+
+
+def _no_such_resource(resource_type: int) -> InvalidError:
+    return InvalidError(
+        f"Resources of the type {resource_type} have no settings here; {_TOPIC} (topic) and {_BROKER} (broker) do."
+    )
+
+
+def _topic_settings(level: Iterable[EffectiveSetting]) -> list[EffectiveSetting]:
+    return sorted((each for each in level if each.key in TOPIC_KEYS), key=lambda each: each.key)
+
+
+def _described(
+    effective: EffectiveSetting, others: Iterable[EffectiveSetting], *, read_only: bool
+) -> DescribedSetting:
+    setting = TOPIC_KEYS.get(effective.key) or BROKER_KEYS.get(effective.key)
+    default = EffectiveSetting(
+        key=effective.key, value=(setting.default if setting else None) or "", source="default"
+    )
+    # One for each level: a level that gives nothing shows the one below it.
+    levels = {each.source: each for each in (effective, *others, default)}
+    is_sensitive = MASK in effective.value
+    return DescribedSetting(
+        name=effective.key,
+        value=None if is_sensitive else effective.value or None,
+        source=_source(effective),
+        read_only=read_only,
+        is_sensitive=is_sensitive,
+        synonyms=tuple(
+            (None if is_sensitive else each.value or None, _source(each)) for each in levels.values()
+        ),
+    )
+
+
+def _source(effective: EffectiveSetting) -> Source:
+    if effective.source in ("topic", "internal"):
+        return Source.TOPIC
+    return Source.DEFAULT if effective.source == "default" else Source.STATIC_BROKER
+
+
+def _config(setting: DescribedSetting, with_synonyms: bool, with_documentation: bool) -> Any:
+    config_class = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
+    known = TOPIC_KEYS.get(setting.name) or BROKER_KEYS.get(setting.name)
+    synonyms = setting.synonyms if with_synonyms else ()
+    return config_class(
+        name=setting.name,
+        value=setting.value,
+        read_only=setting.read_only,
+        config_source=int(setting.source),
+        is_sensitive=setting.is_sensitive,
+        synonyms=[
+            config_class.DescribeConfigsSynonym(name=setting.name, value=value, source=int(source))
+            for value, source in synonyms
+        ],
+        config_type=int(_type(setting.name)),
+        documentation=known.meaning if known is not None and with_documentation else None,
+    )
+
+
+def _type(name: str) -> ConfigType:
+    known = TOPIC_KEYS.get(name) or BROKER_KEYS.get(name)
+    kind = known.kind if known is not None else None
+    if isinstance(kind, WholeNumber):
+        return ConfigType.INT if kind.high <= INT_MAX else ConfigType.LONG
+    if isinstance(kind, Switch):
+        return ConfigType.BOOLEAN
+    if isinstance(kind, Ratio):
+        return ConfigType.DOUBLE
+    return ConfigType.LIST if isinstance(kind, CleanupPolicy) else ConfigType.STRING

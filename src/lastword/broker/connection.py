@@ -1,0 +1,458 @@
+"""One client's connection: frames in, answers out in the order of the requests.
+
+1. Bytes are read into a buffer that all connections share; a frame that is not whole gets a buffer of its own, for
+   which memory must be free (`Memory`): until then the connection is not read.
+2. Requests are taken up one after the other, as Kafka does. Only Produce does not wait for the one before it to be
+   answered: its batches are in line behind the others, and many share a sync.
+3. Answers wait for those before them, and what is ready goes out in one call.
+
+A client that does not read its answers is not read either, and nothing more is done for it. One that sends what is
+no request is cut off, with one line in the log. Sockets are used without asyncio's transports, which copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from lastword import metrics
+from lastword.broker.node import Node
+from lastword.broker.wire import (
+    APIS,
+    CLOSE,
+    PRODUCE,
+    Answer,
+    Handler,
+    MalformedError,
+    Peer,
+    Piece,
+    Request,
+    frame_of,
+    read_request,
+)
+
+logger = logging.getLogger(__name__)
+
+Done = Callable[[Answer], None]
+Cancel = Callable[[], None]
+FastHandler = Callable[[Request, Peer, Done], Cancel | None]
+"""A handler without a task of its own: it calls `done` on the loop, at once or later; `Cancel` if nobody listens."""
+
+SCRATCH_BYTES: Final = 256 << 10
+MAX_UNSENT_BYTES: Final = 1 << 20
+"""With more unsent than this, no further request of the connection is taken up."""
+
+MAX_WAITING_BYTES: Final = 16 << 20
+"""With more requests than this waiting or under way, the connection is not read."""
+
+MAX_WAITING: Final = 1000
+MAX_OTHER_REQUEST_BYTES: Final = 4 << 20
+"""The largest request but for Produce: decoding makes many objects of few bytes."""
+
+STALL_S: Final = 30.0
+"""A frame, or an answer, that makes no progress for this long ends its connection."""
+
+MAX_PIECES: Final = 512
+
+_LENGTH: Final = struct.Struct(">i")
+_API_KEY: Final = struct.Struct(">h")
+_MIN_REQUEST_BYTES: Final = 10
+
+
+class Memory:
+    """Bounds the bytes of requests that are in memory. Who finds none free is called when it is."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._waiting: dict[Connection, int] = {}
+
+    def reserve(self, size_bytes: int, connection: Connection) -> bool:
+        """Take memory if it is free; else `connection.granted()` is called when it has been taken."""
+        # A request that is larger than the bound is served alone.
+        if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
+            self._waiting[connection] = size_bytes
+            return False
+        self.used_bytes += size_bytes
+        return True
+
+    def take(self, size_bytes: int) -> None:
+        """Count what is in memory already."""
+        self.used_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+        while self._waiting:
+            connection, wanted = next(iter(self._waiting.items()))
+            if self.used_bytes and self.used_bytes + wanted > self.limit_bytes:
+                return
+            del self._waiting[connection]
+            self.used_bytes += wanted
+            connection.granted()
+
+    def forget(self, connection: Connection) -> None:
+        self._waiting.pop(connection, None)
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """What all connections of a broker share."""
+
+    loop: asyncio.AbstractEventLoop
+    handlers: Mapping[int, Handler]
+    fast_handlers: Mapping[int, FastHandler]
+    memory: Memory
+    max_request_bytes: int
+    closed: Callable[[Connection], None]
+    node: Node
+    raw: frozenset[int] = frozenset()
+    metrics: Mapping[int, tuple[Any, Any]] = field(default_factory=lambda: _metrics())
+    scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(SCRATCH_BYTES)))
+
+
+def _metrics() -> dict[int, tuple[Any, Any]]:
+    """For each API its counter and its histogram, looked up by label once."""
+    return {
+        key: (metrics.KAFKA_REQUESTS.labels(api.name), metrics.KAFKA_REQUEST_DURATION.labels(api.name))
+        for key, api in APIS.items()
+    }
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """A request that has been taken up; its answer goes out when those before it have."""
+
+    request: Request | None
+    size_bytes: int
+    started_s: float
+    is_done: bool = False
+    pieces: list[Piece] | None = None
+
+
+class Connection:
+    """A client. Everything happens on the event loop."""
+
+    def __init__(self, sock: socket.socket, peer: Peer, context: Context) -> None:
+        self.peer = peer
+        self.last_active_s = context.loop.time()
+        self._sock = sock
+        self._context = context
+        self._loop = context.loop
+        self._head = b""
+        self._frame: memoryview | None = None
+        self._filled = 0
+        self._wanted_bytes = 0
+        self._waiting: deque[memoryview] = deque()
+        self._waiting_bytes = 0
+        self._slots: deque[_Slot] = deque()
+        self._busy: _Slot | None = None
+        self._cancel: Cancel | None = None
+        self._out: deque[Piece] = deque()
+        self._out_bytes = 0
+        self._is_flushing = False
+        self._is_reading = False
+        self._is_writing = False
+        self._is_closed = False
+        self._is_closing = False
+        self._read_more()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way or waiting, in or out."""
+        return not (self._slots or self._waiting or self._out)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._out_bytes
+
+    @property
+    def is_stalled(self) -> bool:
+        """Something is half sent, or half received while it could be read."""
+        return bool(self._out) or (self._frame is not None and self._is_reading)
+
+    # ---------------------------------------------------------------------------------------------- in
+
+    def _read_more(self) -> None:
+        """Read, or stop reading, whichever the state asks for."""
+        wanted = (
+            not self._is_closed
+            and not self._is_closing
+            and not self._wanted_bytes
+            and self._waiting_bytes <= MAX_WAITING_BYTES
+            and len(self._slots) + len(self._waiting) <= MAX_WAITING
+        )
+        if wanted and not self._is_reading:
+            self._loop.add_reader(self._sock.fileno(), self._on_readable)
+        elif not wanted and self._is_reading:
+            self._loop.remove_reader(self._sock.fileno())
+        self._is_reading = wanted
+
+    def _on_readable(self) -> None:
+        try:
+            if self._frame is not None:
+                self._fill_frame()
+            else:
+                self._take_frames()
+        except (BlockingIOError, InterruptedError):
+            return
+        except MalformedError as error:
+            self._cut_off(str(error))
+        except OSError:
+            self.close()
+        else:
+            if not self._is_closed:
+                self._pump()
+                self._read_more()
+
+    def _fill_frame(self) -> None:
+        assert self._frame is not None
+        received = self._sock.recv_into(self._frame[self._filled :])
+        if not received:
+            self.close()
+            return
+        self.last_active_s = self._loop.time()
+        self._filled += received
+        if self._filled == len(self._frame):
+            self._waiting.append(self._frame)
+            self._waiting_bytes += self._filled
+            self._frame = None
+
+    def _take_frames(self) -> None:
+        scratch, position = self._context.scratch, 0
+        end = len(self._head)
+        scratch[:end] = self._head
+        received = self._sock.recv_into(scratch[end:])
+        if not received:
+            self.close()
+            return
+        self.last_active_s = self._loop.time()
+        end += received
+        self._head = b""
+        while end - position >= 4:
+            (size_bytes,) = _LENGTH.unpack_from(scratch, position)
+            self._check_size(size_bytes, scratch[position + 4 : end])
+            position += 4
+            if end - position < size_bytes:
+                self._begin_frame(size_bytes, scratch[position:end])
+                return
+            # Writable, because a batch gets its offset where it lies.
+            self._waiting.append(memoryview(bytearray(scratch[position : position + size_bytes])))
+            self._waiting_bytes += size_bytes
+            self._context.memory.take(size_bytes)
+            position += size_bytes
+        self._head = bytes(scratch[position:end])
+
+    def _check_size(self, size_bytes: int, begin: memoryview) -> None:
+        if not _MIN_REQUEST_BYTES <= size_bytes <= self._context.max_request_bytes:
+            raise MalformedError(
+                f"a request of {size_bytes} bytes; {_MIN_REQUEST_BYTES} to {self._context.max_request_bytes} "
+                f"(socket.request.max.bytes) are allowed"
+            )
+        if size_bytes > MAX_OTHER_REQUEST_BYTES and len(begin) >= 2:
+            (api_key,) = _API_KEY.unpack_from(begin)
+            if api_key != PRODUCE:
+                raise MalformedError(
+                    f"a request of {size_bytes} bytes; {MAX_OTHER_REQUEST_BYTES} are allowed, but for Produce"
+                )
+
+    def _begin_frame(self, size_bytes: int, begin: memoryview) -> None:
+        # Not zeroed, and not touched before its bytes come: a length alone takes no memory.
+        self._frame = np.empty(size_bytes, np.uint8).data
+        self._frame[: len(begin)] = begin
+        self._filled = len(begin)
+        if not self._context.memory.reserve(size_bytes, self):
+            self._wanted_bytes = size_bytes
+
+    def granted(self) -> None:
+        """The memory that this connection waited for is there."""
+        self._wanted_bytes = 0
+        self._read_more()
+
+    # ---------------------------------------------------------------------------------------- requests
+
+    def _pump(self) -> None:
+        """Take up requests, as far as their order and the client's reading allow."""
+        context = self._context
+        while self._waiting and self._busy is None and self._out_bytes <= MAX_UNSENT_BYTES:
+            frame = self._waiting.popleft()
+            size_bytes = len(frame)
+            slot = _Slot(None, size_bytes, self._loop.time())
+            self._slots.append(slot)
+            try:
+                request = read_request(frame, context.raw)
+                if size_bytes > MAX_OTHER_REQUEST_BYTES and request.api_key != PRODUCE:
+                    raise MalformedError(f"a request of {size_bytes} bytes that is not Produce")
+                slot.request = request
+                if fast := context.fast_handlers.get(request.api_key):
+                    is_pipelined = request.api_key == PRODUCE
+                    if not is_pipelined:
+                        self._busy = slot
+                    cancel = fast(request, self.peer, partial(self._answered, slot))
+                    if not is_pipelined and not slot.is_done:
+                        self._cancel = cancel
+                elif handler := context.handlers.get(request.api_key):
+                    self._busy = slot
+                    task = self._loop.create_task(self._run(handler, request, slot))
+                    self._cancel = partial(_cancel, task)
+                else:
+                    raise MalformedError(f"API {request.api_key} is not served")
+            except MalformedError as error:
+                self._cut_off(str(error))
+                return
+
+    async def _run(self, handler: Handler, request: Request, slot: _Slot) -> None:
+        try:
+            # An answer that can't be written down is a fault like any other: the client must not wait for it.
+            self._answered(slot, await handler(request, self.peer))
+        except MalformedError as error:
+            self._cut_off(str(error))
+        except Exception:
+            # A client must not bring the server down, and there is no code that fits an unknown fault.
+            logger.exception("a request of API %d from %s failed", request.api_key, self.peer.client_host)
+            self.close("a fault of the broker")
+
+    def _answered(self, slot: _Slot, answer: Answer) -> None:
+        if slot.is_done:
+            return
+        slot.is_done = True
+        if self._is_closed:
+            return
+        if slot is self._busy:
+            self._busy = self._cancel = None
+        assert slot.request is not None
+        if answer is CLOSE:
+            self.close("a produce without an answer failed")
+            return
+        if answer is not None:
+            slot.pieces = frame_of(slot.request, answer)
+        requests, duration = self._context.metrics[slot.request.api_key]
+        requests.inc()
+        duration.observe(self._loop.time() - slot.started_s)
+        slots = self._slots
+        released = 0
+        while slots and slots[0].is_done:
+            ready = slots.popleft()
+            released += ready.size_bytes
+            if ready.pieces is not None:
+                self._out.extend(ready.pieces)
+                size_bytes = sum(map(len, ready.pieces))
+                self._out_bytes += size_bytes
+                self._context.node.unsent_bytes += size_bytes
+        if released:
+            self._waiting_bytes -= released
+            self._context.memory.release(released)
+        if not self._is_flushing:
+            # Later in this turn of the loop, so that answers that are ready together go out together.
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    # --------------------------------------------------------------------------------------------- out
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        if self._is_closed:
+            return
+        try:
+            self._send()
+        except OSError:
+            self.close()
+            return
+        if self._waiting:
+            self._pump()
+        if not self._is_closed:
+            self._read_more()
+            if self._is_closing and self.is_idle:
+                self.close()
+
+    def _send(self) -> None:
+        out = self._out
+        while out:
+            try:
+                if len(out) == 1:
+                    sent = self._sock.send(out[0])
+                else:
+                    sent = self._sock.sendmsg([out[at] for at in range(min(len(out), MAX_PIECES))])
+            except (BlockingIOError, InterruptedError):
+                break
+            self.last_active_s = self._loop.time()
+            self._out_bytes -= sent
+            self._context.node.unsent_bytes -= sent
+            while sent:
+                size_bytes = len(out[0])
+                if sent < size_bytes:
+                    out[0] = memoryview(out[0])[sent:]
+                    break
+                sent -= size_bytes
+                out.popleft()
+        if out and not self._is_writing:
+            self._loop.add_writer(self._sock.fileno(), self._flush)
+        elif not out and self._is_writing:
+            self._loop.remove_writer(self._sock.fileno())
+        self._is_writing = bool(out)
+
+    # --------------------------------------------------------------------------------------------- end
+
+    def finish(self) -> None:
+        """Take no more requests; close when those that were taken up are answered."""
+        self._is_closing = True
+        dropped = sum(map(len, self._waiting))
+        self._waiting.clear()
+        self._waiting_bytes -= dropped
+        self._context.memory.release(dropped)
+        self._read_more()
+        if self.is_idle:
+            self.close()
+
+    def _cut_off(self, why: str) -> None:
+        if not self._is_closed:
+            logger.warning("closed the connection from %s: %s", self.peer.client_host, why)
+            self.close("not a request")
+
+    def close(self, reason: str = "by the client") -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_reading:
+            self._loop.remove_reader(self._sock.fileno())
+        if self._is_writing:
+            self._loop.remove_writer(self._sock.fileno())
+        self._is_reading = self._is_writing = False
+        self._sock.close()
+        context = self._context
+        if self._wanted_bytes:
+            context.memory.forget(self)
+        held = self._waiting_bytes
+        if self._frame is not None and not self._wanted_bytes:
+            held += len(self._frame)
+        self._waiting.clear()
+        self._slots.clear()
+        self._out.clear()
+        context.node.unsent_bytes -= self._out_bytes
+        self._out_bytes = 0
+        self._frame = None
+        cancel, self._cancel, self._busy = self._cancel, None, None
+        if cancel is not None:
+            cancel()
+        context.memory.release(held)
+        metrics.KAFKA_CONNECTIONS_CLOSED.labels(reason).inc()
+        context.closed(self)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    # A task that closes its own connection is ending anyway.
+    if task is not asyncio.current_task():
+        task.cancel()
+
+
+def peer_of(address: Any, number: int) -> Peer:
+    """Who is at the other end of a socket."""
+    return Peer(client_host=str(address[0]) if address else "", connection_id=number)

@@ -1,0 +1,14 @@
+"""Consumer groups: who is a member, who has which partitions, and how far each group has read.
+
+coordinator.py   the rules: join, sync, heartbeat, leave. Pure: time, timers and storage are passed in
+group.py         one group: its state and its members
+members.py       a member, what it asks for and what it is answered
+subscription.py  the topics that a consumer's metadata names
+timers.py        deadlines by name
+offsets.py       the committed offsets of all groups, in memory
+records.py       the internal topic's keys and values
+store.py         the internal topic: written before anything is answered, replayed at the start
+holds.py         positions of groups, for compaction, which must not take a tombstone that a group has not read
+service.py       all of it together, on the event loop
+handlers.py      Kafka's requests and answers
+"""

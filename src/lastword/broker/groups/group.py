@@ -1,0 +1,179 @@
+"""One group: its state, its members, and what follows from them. When it changes is the coordinator's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from lastword.broker.errors import ErrorCode
+from lastword.broker.groups.members import JoinAnswer, JoinedMember, Member, SyncAnswer
+from lastword.broker.groups.subscription import CONSUMER_PROTOCOL, subscribed_topics
+
+
+class State(StrEnum):
+    """Kafka's states, by the names that its tools show."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@dataclass(slots=True)
+class InitialDelay:
+    """A first rebalance waits for more members; each one that comes prolongs it, up to the rebalance timeout."""
+
+    step_ms: int
+    left_ms: int
+
+
+@dataclass(slots=True)
+class Group:
+    """A group and its members, in the order in which they came."""
+
+    group_id: str
+    state: State = State.EMPTY
+    generation: int = 0
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader: str | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+    static_members: dict[str, str] = field(default_factory=dict)
+    """Instance ids and the member ids that they have now."""
+    pending: set[str] = field(default_factory=set)
+    """Member ids that were handed out and have not joined yet."""
+    unsynced: set[str] = field(default_factory=set)
+    """Members that have not asked for their assignment of this generation yet."""
+    initial_delay: InitialDelay | None = None
+    has_grown: bool = False
+    """A member came during the initial delay."""
+    since_ms: int = 0
+    """When it came into its state, by the wall clock: an empty group's offsets expire from then on."""
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state is State.EMPTY
+
+    def member_of(self, instance_id: str | None) -> str | None:
+        return self.static_members.get(instance_id) if instance_id is not None else None
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    @property
+    def joining(self) -> list[Member]:
+        return [member for member in self.members.values() if member.is_joining]
+
+    @property
+    def has_all_joined(self) -> bool:
+        return not self.pending and all(member.is_joining for member in self.members.values())
+
+    # ------------------------------------------------------------------------------------------ members
+
+    def add(self, member: Member) -> None:
+        if member.instance_id is not None:
+            self.static_members[member.instance_id] = member.member_id
+        if self.leader is None:
+            self.leader = member.member_id
+        self.members[member.member_id] = member
+        self.pending.discard(member.member_id)
+
+    def remove(self, member_id: str) -> Member | None:
+        member = self.members.pop(member_id, None)
+        self.pending.discard(member_id)
+        self.unsynced.discard(member_id)
+        if member is None:
+            return None
+        if member.instance_id is not None and self.static_members.get(member.instance_id) == member_id:
+            del self.static_members[member.instance_id]
+        if self.leader == member_id:
+            self.leader = next(iter(self.members), None)
+        return member
+
+    def rename(self, old_id: str, new_id: str) -> Member:
+        """Give a static member a new member id. Whoever waits under the old one is told that it is fenced."""
+        member = self.members[old_id]
+        member.answer_join(JoinAnswer(error=ErrorCode.FENCED_INSTANCE_ID, member_id=old_id))
+        member.answer_sync(SyncAnswer(error=ErrorCode.FENCED_INSTANCE_ID))
+        member.member_id = new_id
+        self.members = {each.member_id: each for each in self.members.values()}
+        assert member.instance_id is not None
+        self.static_members[member.instance_id] = new_id
+        if old_id in self.unsynced:
+            self.unsynced.remove(old_id)
+            self.unsynced.add(new_id)
+        if self.leader == old_id:
+            self.leader = new_id
+        return member
+
+    def elect_joined_leader(self) -> bool:
+        """Keep the leader if it joins, else take the first that does; False if nobody does."""
+        if self.leader is not None and self.leader in self.members and self.members[self.leader].is_joining:
+            return True
+        joining = self.joining
+        if joining:
+            self.leader = joining[0].member_id
+        return bool(joining)
+
+    # ---------------------------------------------------------------------------------------- protocols
+
+    def supports(self, protocol_type: str, protocols: tuple[tuple[str, bytes], ...]) -> bool:
+        """Whether a member with these protocols fits to those that are there."""
+        if not self.members:
+            return bool(protocol_type) and bool(protocols)
+        return protocol_type == self.protocol_type and any(name in self._common() for name, _ in protocols)
+
+    def chosen_protocol(self) -> str:
+        """The protocol that all members have and that most of them like best."""
+        candidates = self._common()
+        votes = Counter(member.vote(candidates) for member in self.members.values())
+        chosen = max(votes, key=lambda name: votes[name])
+        assert chosen is not None
+        return chosen
+
+    def _common(self) -> frozenset[str]:
+        offered = [{name for name, _ in member.protocols} for member in self.members.values()]
+        return frozenset(set.intersection(*offered)) if offered else frozenset()
+
+    def subscribed(self) -> frozenset[str] | None:
+        """The topics that its members read; None if that can't be told."""
+        if self.protocol_type != CONSUMER_PROTOCOL:
+            return None
+        if not self.members or self.protocol_name is None:
+            return frozenset() if not self.members else None
+        return subscribed_topics(member.metadata(self.protocol_name) for member in self.members.values())
+
+    # ------------------------------------------------------------------------------------------ answers
+
+    def joined_members(self) -> tuple[JoinedMember, ...]:
+        assert self.protocol_name is not None
+        return tuple(
+            JoinedMember(
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                metadata=member.metadata(self.protocol_name),
+            )
+            for member in self.members.values()
+        )
+
+    def join_answer(self, member_id: str) -> JoinAnswer:
+        """The current generation, as a member is told of it; the leader gets the members."""
+        return JoinAnswer(
+            member_id=member_id,
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol_name,
+            leader=self.leader or "",
+            members=self.joined_members() if member_id == self.leader else (),
+        )
+
+    def sync_answer(self, member: Member) -> SyncAnswer:
+        return SyncAnswer(
+            protocol_type=self.protocol_type, protocol_name=self.protocol_name, assignment=member.assignment
+        )

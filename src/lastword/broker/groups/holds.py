@@ -1,0 +1,129 @@
+"""Where groups stand, for compaction: a tombstone that an active group has not read yet must stay.
+
+Compaction runs in another process, so this goes through small files. A group is active on a partition when it commits
+there, asks for its offset there, or has members at all.
+
+A position that is new or moves back is written before the commit is answered: from then on the group relies on it.
+All others only let tombstones go that the group has read, so they are written every few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from uuid import UUID
+
+from lastword.broker.node import Node
+from lastword.errors import CorruptError, UnknownTopicError
+from lastword.readers import group_positions, save_group_positions
+
+logger = logging.getLogger(__name__)
+
+LONG_AGO_MS = 3_600_000
+"""A file that is this far behind is written anew at the start."""
+
+Pair = tuple[str, UUID]
+"""A group and a topic's id: they have one file."""
+
+
+class GroupHolds:
+    """The positions of groups, and which of them are not in their files yet."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._positions: dict[Pair, dict[int, tuple[int, int]]] = {}
+        self._written: dict[Pair, dict[int, tuple[int, int]]] = {}
+        self._changed: set[Pair] = set()
+        self._one_at_a_time = asyncio.Lock()
+
+    def committed(self, group_id: str, topic_id: UUID, partition: int, offset: int, now_ms: int) -> bool:
+        """A group committed an offset; whether that must be written before it is answered."""
+        pair = (group_id, topic_id)
+        self._positions.setdefault(pair, {})[partition] = (offset, now_ms)
+        self._changed.add(pair)
+        written = self._written.get(pair, {}).get(partition)
+        return written is None or offset < written[0]
+
+    def seen(
+        self, group_id: str, topic_id: UUID, now_ms: int, partitions: Iterable[int] | None = None
+    ) -> None:
+        """A group is active on the partitions where it has committed, or on some of them."""
+        own = self._positions.get((group_id, topic_id), {})
+        for partition in list(own) if partitions is None else [each for each in partitions if each in own]:
+            own[partition] = (own[partition][0], now_ms)
+            self._changed.add((group_id, topic_id))
+
+    def forget(self, group_id: str, topic_id: UUID, partition: int) -> None:
+        pair = (group_id, topic_id)
+        if self._positions.get(pair, {}).pop(partition, None) is not None:
+            self._changed.add(pair)
+
+    async def start(self) -> None:
+        """Bring the files in line with what was committed, as far as they differ in what matters."""
+        topics = [each.id for each in self._node.log.opened_topics().values()]
+        self._written = await self._node.call_slow(_read_files, self._node.log.path, topics)
+        self._changed = {pair for pair in {*self._positions, *self._written} if self._is_behind(pair)}
+        await self.write()
+
+    def _is_behind(self, pair: Pair) -> bool:
+        """Whether a file lets tombstones go that its group needs, or keeps some for nobody."""
+        own, written = self._positions.get(pair, {}), self._written.get(pair, {})
+        return own.keys() != written.keys() or any(
+            written[partition][0] > position or active_ms - written[partition][1] > LONG_AGO_MS
+            for partition, (position, active_ms) in own.items()
+        )
+
+    async def write(self, only: Iterable[Pair] | None = None) -> None:
+        """Bring the files up to date: all, or those of some pairs."""
+        async with self._one_at_a_time:
+            pairs = list(self._changed if only is None else self._changed & set(only))
+            self._changed.difference_update(pairs)
+            content = [(pair, dict(self._positions.get(pair, {}))) for pair in pairs if self._is_there(pair)]
+            failed = await self._node.call_slow(_write_files, self._node.log.path, content)
+            self._changed.update(failed)
+            self._written.update((pair, positions) for pair, positions in content if pair not in failed)
+            for pair in pairs:
+                if not self._positions.get(pair):
+                    self._positions.pop(pair, None)
+                    self._written.pop(pair, None)
+
+    def _is_there(self, pair: Pair) -> bool:
+        # What belongs to a topic that is gone has been removed with it.
+        try:
+            self._node.topic_by_id(pair[1])
+        except UnknownTopicError:
+            return False
+        return True
+
+
+def _read_files(folder: Path, topics: Iterable[UUID]) -> dict[Pair, dict[int, tuple[int, int]]]:
+    found: dict[Pair, dict[int, tuple[int, int]]] = {}
+    for topic_id in topics:
+        try:
+            positions = group_positions(folder, topic_id.hex)
+        except CorruptError as error:
+            logger.warning("the positions of groups are written anew: %s", error)
+            continue
+        for each in positions:
+            own = found.setdefault((each.reader, topic_id), {})
+            own[each.partition] = (each.position, each.active_ms)
+    return found
+
+
+def _write_files(folder: Path, content: list[tuple[Pair, dict[int, tuple[int, int]]]]) -> set[Pair]:
+    """The pairs whose file could not be written."""
+    failed: set[Pair] = set()
+    for (group_id, topic_id), positions in content:
+        try:
+            save_group_positions(folder, topic_id.hex, group_id, positions)
+        except OSError as error:
+            logger.error(
+                "the positions of group %s could not be written, so a tombstone may go before the group has "
+                "read it: %s",
+                group_id,
+                error,
+            )
+            failed.add((group_id, topic_id))
+    return failed

@@ -1,0 +1,69 @@
+"""The committed offsets of all groups, in memory, and which of them have expired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from uuid import UUID
+
+from lastword.broker.groups.group import Group, State
+from lastword.broker.groups.records import CommittedOffset, OffsetKey
+
+Place = tuple[UUID, int]
+"""A topic's id and a partition."""
+
+
+class GroupOffsets:
+    """What each group has committed. Only what the store has is in here."""
+
+    def __init__(self) -> None:
+        self._by_group: dict[str, dict[Place, CommittedOffset]] = {}
+
+    def apply(self, key: OffsetKey, committed: CommittedOffset | None) -> None:
+        """Take over a commit, or with None its deletion."""
+        place = (key.topic_id, key.partition)
+        if committed is not None:
+            self._by_group.setdefault(key.group_id, {})[place] = committed
+            return
+        own = self._by_group.get(key.group_id)
+        if own is not None:
+            own.pop(place, None)
+            if not own:
+                del self._by_group[key.group_id]
+
+    def of(self, group_id: str) -> Mapping[Place, CommittedOffset]:
+        return self._by_group.get(group_id, {})
+
+    def groups(self) -> list[str]:
+        """The groups that have committed offsets."""
+        return list(self._by_group)
+
+
+def expired(
+    group: Group,
+    committed: Mapping[Place, CommittedOffset],
+    *,
+    now_ms: int,
+    retention_ms: int,
+    topic_exists: Callable[[UUID], bool],
+) -> list[OffsetKey]:
+    """The offsets that are to go: their topic is gone, or nobody has needed them for the retention time.
+
+    A group needs its offsets while it has members. Where those are consumers, it needs the offsets of the topics that
+    they subscribed to. Time counts from the commit, and from when the last member went if that is later.
+    """
+
+    def is_expired(place: Place, offset: CommittedOffset) -> bool:
+        if not topic_exists(place[0]):
+            return True
+        if now_ms - offset.committed_ms < retention_ms:
+            return False
+        if group.is_empty:
+            return now_ms - group.since_ms >= retention_ms or group.protocol_type is None
+        if group.state is not State.STABLE:
+            return False
+        subscribed = group.subscribed()
+        return subscribed is not None and offset.topic not in subscribed
+
+    return [
+        OffsetKey(group.group_id, *place) for place, offset in committed.items() if is_expired(place, offset)
+    ]

@@ -1,0 +1,117 @@
+"""The internal topic in which groups and their offsets are kept.
+
+1. What is to be kept is queued, with a callback. One task takes all that is queued and appends it in one go, so that
+   commits that come together share one sync, and everything is applied in the order in which it is in the log.
+2. The callbacks are told how it went. Nothing is answered to a client, or seen by another, before that.
+3. At the start the topic is read from its beginning, and the last record of each key counts.
+
+Killed at any point: what was answered is in the log. What was not may be there too, as for any other commit whose
+answer is lost. The topic is compacted by the worker as every other topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from lastword.broker.groups.records import CommittedOffset, OffsetKey, SavedGroup, parse
+from lastword.broker.node import Node
+from lastword.errors import ClosedError, LastwordError, UnknownTopicError, WriteFailedError
+from lastword.record import NewRecord
+from lastword.topic import Topic
+
+logger = logging.getLogger(__name__)
+
+GROUPS_TOPIC = "__lastword_groups"
+
+Entry = tuple[bytes, bytes | None]
+Done = Callable[[LastwordError | None], None]
+
+
+class GroupStore:
+    """Appends to the internal topic, and replays it. The topic is created when it is first needed."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._queue: list[tuple[Sequence[Entry], Done]] = []
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+        self._topic: Topic | None = None
+
+    async def start(self) -> list[tuple[str | OffsetKey, SavedGroup | CommittedOffset]]:
+        """What is kept, as of the last record of each key."""
+        found = await self._node.call_slow(self._replay)
+        self._task = asyncio.create_task(self._run(), name="lastword-group-store")
+        return found
+
+    async def stop(self) -> None:
+        """Write what is queued, and end."""
+        self._closing = True
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+
+    def write(self, entries: Sequence[Entry], done: Done) -> None:
+        if self._closing or self._task is None:
+            done(ClosedError("The broker is being stopped."))
+            return
+        self._queue.append((entries, done))
+        self._wake.set()
+
+    async def prepare(self) -> None:
+        """Have the topic there before the first commit waits for it."""
+        if self._topic is None:
+            try:
+                await self._node.call_slow(self._open)
+            except LastwordError as error:
+                logger.warning(
+                    "%s could not be created, and is tried again when it is needed: %s", GROUPS_TOPIC, error
+                )
+
+    async def _run(self) -> None:
+        while not self._closing or self._queue:
+            await self._wake.wait()
+            self._wake.clear()
+            taken, self._queue = self._queue, []
+            if not taken:
+                continue
+            error = await self._append([entry for entries, _ in taken for entry in entries])
+            for _, done in taken:
+                done(error)
+
+    async def _append(self, entries: Sequence[Entry]) -> LastwordError | None:
+        try:
+            if self._topic is None:
+                await self._node.call_slow(self._open)
+            await self._node.call(self._append_now, entries)
+        except LastwordError as error:
+            logger.error("groups and offsets could not be written to %s: %s", GROUPS_TOPIC, error)
+            return error
+        return None
+
+    def _append_now(self, entries: Sequence[Entry]) -> None:
+        assert self._topic is not None
+        records = [NewRecord(key=key, value=value) for key, value in entries]
+        try:
+            self._topic.append_internal(records)
+        except WriteFailedError:
+            # Nothing more is taken until the partition is opened anew; then it is whole again.
+            self._topic.reopen_partition(0)
+            self._topic.append_internal(records)
+
+    def _open(self) -> None:
+        self._topic = self._node.log.internal_topic(GROUPS_TOPIC)
+
+    def _replay(self) -> list[tuple[str | OffsetKey, SavedGroup | CommittedOffset]]:
+        try:
+            self._topic = self._node.log.topic(GROUPS_TOPIC)
+        except UnknownTopicError:
+            return []
+        last = dict(self._records(self._topic))
+        return [(key, value) for key, value in last.items() if value is not None]
+
+    def _records(self, topic: Topic) -> Iterator[tuple[str | OffsetKey, SavedGroup | CommittedOffset | None]]:
+        for record in topic.read():
+            yield parse(record, topic=GROUPS_TOPIC)

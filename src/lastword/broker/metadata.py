@@ -1,0 +1,110 @@
+"""Metadata: this one broker, and the topics with their partitions, all of which it leads."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+from uuid import UUID
+
+from kafka.protocol.metadata import MetadataResponse
+
+from lastword.broker.errors import ErrorCode, code_of
+from lastword.broker.node import Node
+from lastword.broker.wire import Handler, Peer, Request
+from lastword.config import is_internal
+from lastword.errors import LastwordError, UnknownTopicError
+from lastword.topic import Topic
+
+logger = logging.getLogger(__name__)
+
+METADATA: Final = 3
+NO_ID: Final = UUID(int=0)
+
+_Topic: Final = MetadataResponse.MetadataResponseTopic
+_Partition: Final = _Topic.MetadataResponsePartition
+
+
+class MetadataHandler:
+    """Answers what a client must know first; topics that are not there are created where that is allowed."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def handlers(self) -> dict[int, Handler]:
+        return {METADATA: self._metadata}
+
+    async def _metadata(self, request: Request, _peer: Peer) -> Any:
+        node, message, version = self._node, request.message, request.api_version
+        wanted = message.topics
+        # No list is all topics; in version 0 an empty one is.
+        if wanted is None or (version == 0 and not wanted):
+            topics = [self._described(name) for name in node.topic_names(include_internal=True)]
+        else:
+            may_create = node.config.auto_create_topics_enable and (
+                version < 4 or bool(message.allow_auto_topic_creation)
+            )
+            topics = [await self._answered(each, version, may_create=may_create) for each in wanted]
+        return MetadataResponse(
+            throttle_time_ms=0,
+            brokers=[
+                MetadataResponse.MetadataResponseBroker(
+                    node_id=node.node_id, host=node.host, port=node.port, rack=None
+                )
+            ],
+            cluster_id=node.cluster_id,
+            controller_id=node.node_id,
+            topics=topics,
+        )
+
+    async def _answered(self, wanted: Any, version: int, *, may_create: bool) -> Any:
+        topic_id = wanted.topic_id if version >= 10 else None
+        if wanted.name is None:
+            try:
+                return self._of(self._node.topic_by_id(topic_id or NO_ID))
+            except UnknownTopicError:
+                return _failed(None, ErrorCode.UNKNOWN_TOPIC_ID, topic_id or NO_ID)
+        name = wanted.name
+        try:
+            try:
+                return self._of(self._node.topic(name))
+            except UnknownTopicError:
+                if not may_create:
+                    raise
+                return self._of(await self._node.auto_create(name))
+        except UnknownTopicError:
+            return _failed(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        except LastwordError as error:
+            logger.warning("topic %r can't be created for a client: %s", name, error)
+            return _failed(name, code_of(error))
+
+    def _described(self, name: str) -> Any:
+        try:
+            return self._of(self._node.topic(name))
+        except UnknownTopicError:
+            # Deleted in this moment.
+            return _failed(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+    def _of(self, topic: Topic) -> Any:
+        node_id = self._node.node_id
+        return _Topic(
+            error_code=0,
+            name=topic.name,
+            topic_id=topic.id,
+            is_internal=is_internal(topic.name),
+            partitions=[
+                _Partition(
+                    error_code=0,
+                    partition_index=index,
+                    leader_id=node_id,
+                    leader_epoch=writer.epochs[-1][0],
+                    replica_nodes=[node_id],
+                    isr_nodes=[node_id],
+                    offline_replicas=[],
+                )
+                for index, writer in enumerate(topic.writers()[: topic.partitions])
+            ],
+        )
+
+
+def _failed(name: str | None, code: ErrorCode, topic_id: UUID = NO_ID) -> Any:
+    return _Topic(error_code=int(code), name=name, topic_id=topic_id, is_internal=False, partitions=[])

@@ -1,0 +1,120 @@
+"""What every handler is given: the log, its settings, what to tell clients of this broker, threads to block on."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
+from uuid import UUID
+
+from lastword import disk, metrics
+from lastword.clock import Clock, new_uuid
+from lastword.config import BrokerConfig, check_not_internal, is_internal
+from lastword.errors import TopicExistsError, UnknownTopicError
+from lastword.log import Log
+from lastword.topic import Topic
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CLUSTER_ID_FILE: Final = "cluster.id"
+NODE_ID: Final = 1
+
+
+class Node:
+    """The one node of this cluster. Everything here is called on the event loop, and nothing blocks it."""
+
+    def __init__(self, log: Log, *, host: str, port: int) -> None:
+        self.log = log
+        self.clock: Clock = log.clock
+        self.config: BrokerConfig = log.config
+        self.node_id = NODE_ID
+        self.cluster_id = _cluster_id(log)
+        self.host = host
+        self.port = port
+        self.metrics = metrics
+        self.unsent_bytes = 0
+        """Answers of all connections that their clients have not taken yet."""
+        self.reader_activity: Callable[[str, int, int], None] | None = None
+        self._short = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker")
+        self._slow = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker-slow")
+        self._by_id: dict[UUID, Topic] = {}
+        self._creating: dict[str, asyncio.Future[Topic]] = {}
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Answers should be small now: too much waits for clients that don't read."""
+        return self.unsent_bytes > self.config.queued_max_request_bytes
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run something short that blocks, on a thread."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._short, partial(function, *args, **kwargs)
+        )
+
+    async def call_slow(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run something that may take long (sealed data, the catalog) on a thread that nothing short waits for."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._slow, partial(function, *args, **kwargs)
+        )
+
+    def topic(self, name: str) -> Topic:
+        """A topic, from memory; UnknownTopicError if there is none of that name."""
+        topic = self.log.opened_topics().get(name)
+        if topic is None:
+            raise UnknownTopicError(f"there is no topic {name!r}")
+        return topic
+
+    def topic_by_id(self, topic_id: UUID) -> Topic:
+        """A topic by its id, from memory; UnknownTopicError if there is none."""
+        topic = self._by_id.get(topic_id)
+        if topic is not None and self.log.opened_topics().get(topic.name) is topic:
+            return topic
+        self._by_id = {each.id: each for each in list(self.log.opened_topics().values())}
+        topic = self._by_id.get(topic_id)
+        if topic is None:
+            raise UnknownTopicError(f"there is no topic with the id {topic_id}")
+        return topic
+
+    def topic_names(self, *, include_internal: bool = False) -> list[str]:
+        """The names of the users' topics, sorted; the broker's own if they are asked for."""
+        names = sorted(self.log.opened_topics())
+        return names if include_internal else [name for name in names if not is_internal(name)]
+
+    async def auto_create(self, name: str) -> Topic:
+        """The topic of that name, created with the settings for such topics if there is none.
+
+        Those who ask for the same topic meanwhile wait for the same creation.
+        """
+        check_not_internal(name, "created")
+        if (topic := self.log.opened_topics().get(name)) is not None:
+            return topic
+        creating = self._creating.get(name)
+        if creating is None:
+            creating = self._creating[name] = asyncio.ensure_future(self.call_slow(self._create, name))
+            creating.add_done_callback(lambda _: self._creating.pop(name, None))
+        return await asyncio.shield(creating)
+
+    def close(self) -> None:
+        self._short.shutdown(wait=True, cancel_futures=True)
+        self._slow.shutdown(wait=True, cancel_futures=True)
+
+    def _create(self, name: str) -> Topic:
+        settings: dict[str, Any] = dict(self.config.topic_default_config)
+        try:
+            return self.log.create_topic(name, partitions=self.config.num_partitions, config=settings)
+        except TopicExistsError:
+            return self.log.topic(name)
+
+
+def _cluster_id(log: Log) -> str:
+    path = log.path / CLUSTER_ID_FILE
+    if path.exists():
+        return path.read_text().strip()
+    # In Kafka's form: 22 characters of base64.
+    cluster_id = base64.urlsafe_b64encode(new_uuid().bytes).decode().rstrip("=")
+    disk.replace_file(path, f"{cluster_id}\n".encode())
+    return cluster_id

@@ -1,0 +1,67 @@
+"""Refuses nulls where the protocol has none. kafka-python's codec reads a null wherever a length may be -1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from lastword.broker.wire import APIS, Handler, MalformedError, Peer, Request
+
+
+def refusing_nulls(handlers: Mapping[int, Handler]) -> dict[int, Handler]:
+    """The same handlers, which are only given messages without a null that should not be there."""
+    return {key: _refusing(key, handler) for key, handler in handlers.items()}
+
+
+def _refusing(key: int, handler: Handler) -> Handler:
+    name = APIS[key].name
+
+    async def checked(request: Request, peer: Peer) -> Any:
+        try:
+            _check(request.message, _fields_of(key, request.api_version))
+        except MalformedError as error:
+            raise MalformedError(f"{name} version {request.api_version}: {error}") from None
+        return await handler(request, peer)
+
+    return checked
+
+
+_Field = tuple[str, bool, bool, Any]
+"""Its name, whether it may be null, whether it is an array, and the fields of it or of its elements."""
+
+
+@cache
+def _fields_of(key: int, version: int) -> tuple[_Field, ...]:
+    return _fields(APIS[key].request._struct, version)  # noqa: SLF001
+
+
+def _fields(schema: Any, version: int) -> tuple[_Field, ...]:
+    """The fields that a message has in a version."""
+    found = []
+    for field in schema.fields.values():
+        if not field.for_version_q(version):
+            continue
+        is_array = field.is_array() or field.is_struct_array()
+        inner = field.array_of if is_array else field
+        nested = _fields(inner, version) if inner.is_struct() else None
+        # An id of zeros is read as a null, and says that the topic is named otherwise.
+        is_nullable = field.nullable_for_version_q(version) or inner.type_str == "uuid"
+        found.append((field.name, is_nullable, is_array, nested))
+    return tuple(found)
+
+
+def _check(message: Any, fields: tuple[_Field, ...]) -> None:
+    for name, is_nullable, is_array, nested in fields:
+        value = getattr(message, name)
+        if value is None:
+            if not is_nullable:
+                raise MalformedError(f"{name} is null")
+        elif is_array:
+            for each in value:
+                if each is None:
+                    raise MalformedError(f"an element of {name} is null")
+                if nested is not None:
+                    _check(each, nested)
+        elif nested is not None:
+            _check(value, nested)

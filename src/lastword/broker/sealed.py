@@ -1,0 +1,281 @@
+"""Sealed segments as a fetch takes them: encoded as record batches on threads, read ahead, and cached.
+
+A *chunk* is some megabytes of batches for offsets in a row. Chunks are made by *streams*, each of which reads a
+partition's segments from some offset on; a stream that stands at the offset which is wanted next goes on. Behind a
+chunk that is served the next ones are made, so that a consumer which replays does not wait for each.
+
+Chunks and streams are dropped as soon as a commit is seen that may have removed records from under them.
+Batches are not compressed: every consumer can read them, and neither side works for it. Where the network is the
+limit, snappy or lz4 would halve the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import pyarrow as pa
+
+from lastword import batch
+from lastword.errors import CorruptError
+from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
+from lastword.topic import Topic
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES: Final = 4 << 20
+READ_AHEAD_BYTES: Final = 16 << 20
+STREAMS: Final = 64
+BATCH_BYTES: Final = 512 << 10
+MAX_SPAN: Final = (1 << 31) - 1
+ATTEMPTS: Final = 5
+THREADS: Final = 2
+
+Partition = tuple[UUID, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Batches for the offsets from `first_offset` up to, but without, `next_offset`, and where each batch ends."""
+
+    first_offset: int
+    next_offset: int
+    batches: tuple[bytes, ...]
+    ends: tuple[int, ...]
+    size_bytes: int
+
+    def read(self, offset: int, max_bytes: int, *, at_least_one: bool) -> tuple[list[bytes], int]:
+        """The batches that reach an offset or beyond, as far as they fit; the offset behind them."""
+        found: list[bytes] = []
+        size_bytes = 0
+        at = bisect_right(self.ends, offset)
+        for each in self.batches[at:]:
+            if size_bytes + len(each) > max_bytes and (found or not at_least_one):
+                break
+            found.append(each)
+            size_bytes += len(each)
+            at += 1
+        return found, self.ends[at - 1] if at else self.first_offset
+
+
+Stream = Generator[Chunk, None, None]
+
+
+class SealedData:
+    """The chunks and streams of all partitions. Used on the event loop; the work is done on threads."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._used_bytes = 0
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="lastword-sealed")
+        # By partition the chunks in the order of their offsets; all of them in the order of their last use.
+        self._chunks: dict[Partition, dict[int, Chunk]] = {}
+        self._starts: dict[Partition, list[int]] = {}
+        self._used: OrderedDict[tuple[Partition, int], Chunk] = OrderedDict()
+        self._streams: OrderedDict[tuple[Partition, int], Stream] = OrderedDict()
+        self._loading: dict[tuple[Partition, int], asyncio.Future[Chunk | None]] = {}
+        self._served_to: dict[Partition, int] = {}
+        self._snapshots: dict[UUID, int | None] = {}
+        self._changes: dict[UUID, int] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    def look(self, topic: Topic, snapshot: Snapshot) -> None:
+        """Take note of a topic's snapshot: what an older one had may have been compacted, erased or deleted."""
+        known = self._snapshots.get(topic.id, -1)
+        if known != snapshot.id:
+            self._snapshots[topic.id] = snapshot.id
+            # Sealing only adds.
+            if known != -1 and not (snapshot.operation == "seal" and snapshot.parent_id == known):
+                self.forget(topic.id)
+
+    def forget(self, topic_id: UUID) -> None:
+        """Drop everything of a topic."""
+        self._changes[topic_id] = self._changes.get(topic_id, 0) + 1
+        for key in [each for each in self._used if each[0][0] == topic_id]:
+            self._drop(key)
+        for key in [each for each in self._streams if each[0][0] == topic_id]:
+            self._streams.pop(key).close()
+
+    def find(self, topic: Topic, partition: int, offset: int) -> Chunk | None:
+        """The chunk with an offset, if it has been made."""
+        key = (topic.id, partition)
+        starts = self._starts.get(key)
+        if not starts:
+            return None
+        at = bisect_right(starts, offset) - 1
+        if at < 0:
+            return None
+        chunk = self._chunks[key][starts[at]]
+        if offset >= chunk.next_offset:
+            return None
+        self._used.move_to_end((key, chunk.first_offset))
+        return chunk
+
+    def load(self, topic: Topic, partition: int, offset: int) -> asyncio.Future[Chunk | None]:
+        """The chunk that begins at an offset; None if the table ends there. Errors are those of the read."""
+        key = ((topic.id, partition), offset)
+        loading = self._loading.get(key)
+        if loading is None:
+            stream = self._streams.pop(key, None)
+            loop = asyncio.get_running_loop()
+            work = loop.run_in_executor(self._threads, self._next, topic, partition, offset, stream)
+            loading = asyncio.ensure_future(self._loaded(topic, partition, offset, work))
+            self._loading[key] = loading
+            loading.add_done_callback(lambda done: self._done(key, done))
+        return loading
+
+    def served(self, topic: Topic, partition: int, chunk: Chunk) -> None:
+        """A consumer got something of a chunk: see that the next ones are there before it asks for them."""
+        key = (topic.id, partition)
+        self._served_to[key] = chunk.next_offset
+        self._read_ahead(topic, partition, chunk.next_offset, 0)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for stream in self._streams.values():
+            stream.close()
+
+    def _read_ahead(self, topic: Topic, partition: int, offset: int, ahead_bytes: int) -> None:
+        while ahead_bytes < min(READ_AHEAD_BYTES, self._limit_bytes // 4):
+            chunk = self.find(topic, partition, offset)
+            if chunk is None:
+                key = ((topic.id, partition), offset)
+                # Only where a stream stands already: the end of the sealed data needs no other look.
+                if key in self._streams and key not in self._loading:
+                    self.load(topic, partition, offset)
+                return
+            ahead_bytes += chunk.size_bytes
+            offset = chunk.next_offset
+
+    async def _loaded(
+        self, topic: Topic, partition: int, offset: int, work: asyncio.Future[tuple[Chunk, Stream] | None]
+    ) -> Chunk | None:
+        changes = self._changes.get(topic.id, 0)
+        made = await work
+        if made is None:
+            return None
+        chunk, stream = made
+        key = (topic.id, partition)
+        if self._changes.get(topic.id, 0) != changes:
+            stream.close()
+            self._loading.pop((key, offset), None)
+            return await self.load(topic, partition, offset)
+        self._keep(key, chunk)
+        self._streams[key, chunk.next_offset] = stream
+        while len(self._streams) > STREAMS:
+            self._streams.popitem(last=False)[1].close()
+        return chunk
+
+    def _done(self, key: tuple[Partition, int], done: asyncio.Future[Chunk | None]) -> None:
+        self._loading.pop(key, None)
+        # Nobody may have waited for what was read ahead.
+        if not done.cancelled() and (error := done.exception()) is not None:
+            logger.debug("reading ahead: %s", error)
+
+    def _keep(self, key: Partition, chunk: Chunk) -> None:
+        if chunk.first_offset in self._chunks.get(key, {}):
+            self._drop((key, chunk.first_offset))
+        own = self._chunks.setdefault(key, {})
+        own[chunk.first_offset] = chunk
+        self._starts[key] = sorted(own)
+        self._used[key, chunk.first_offset] = chunk
+        self._used_bytes += chunk.size_bytes
+        while self._used_bytes > self._limit_bytes and len(self._used) > 1:
+            self._drop(next(iter(self._used)))
+
+    def _drop(self, key: tuple[Partition, int]) -> None:
+        chunk = self._used.pop(key)
+        self._used_bytes -= chunk.size_bytes
+        own = self._chunks[key[0]]
+        del own[chunk.first_offset]
+        if own:
+            self._starts[key[0]] = sorted(own)
+        else:
+            del self._chunks[key[0]], self._starts[key[0]]
+
+    def _next(
+        self, topic: Topic, partition: int, offset: int, stream: Stream | None
+    ) -> tuple[Chunk, Stream] | None:
+        """On a thread: the chunk at an offset, and the stream that goes on behind it."""
+        for attempt in range(ATTEMPTS):
+            if stream is None:
+                stream = read_sealed(topic.table, partition, offset)
+            try:
+                chunk = next(stream, None)
+                return None if chunk is None else (chunk, stream)
+            except SegmentGoneError as error:
+                # A commit replaced the file, and the collector took it: the table has its records elsewhere.
+                stream = None
+                if attempt == ATTEMPTS - 1:
+                    raise CorruptError(
+                        f"{error} It belongs to the table's current snapshot; records of it are lost.",
+                        path=str(error),
+                        offset=offset,
+                    ) from error
+        raise AssertionError
+
+
+def read_sealed(table: SegmentTable, partition: int, offset: int) -> Stream:
+    """The sealed records of a partition from an offset on, in chunks that have no gap between them."""
+    snapshot = table.snapshot()
+    at = snapshot.positions[partition]
+    epoch_of = _Epochs(at.epochs)
+    for segment in table.plan(snapshot, partition, offset):
+        for records in table.read(segment, None, offset):
+            for rows in _slices(records):
+                chunk = _encode(rows, offset, epoch_of)
+                offset = chunk.next_offset
+                yield chunk
+    # Where compaction took the last records, something must lead a consumer over to what comes next.
+    if offset < at.sealed_end:
+        first_offset, batches, ends = offset, [], []
+        while offset < at.sealed_end:
+            last_offset = min(at.sealed_end - 1, offset + MAX_SPAN)
+            batches.append(batch.empty_batch(offset, last_offset, epoch_of(offset)))
+            ends.append(last_offset + 1)
+            offset = last_offset + 1
+        yield _chunk(first_offset, batches, ends)
+
+
+def _slices(records: pa.RecordBatch) -> list[pa.RecordBatch]:
+    rows = records.num_rows
+    if rows == 0:
+        return []
+    parts = max(1, -(-int(records.nbytes) // CHUNK_BYTES))
+    step = max(1, -(-rows // parts))
+    return [records.slice(first, step) for first in range(0, rows, step)]
+
+
+def _encode(rows: pa.RecordBatch, offset: int, epoch_of: Callable[[int], int]) -> Chunk:
+    encoded = batch.encode_arrow(rows, leader_epoch=epoch_of(offset), batch_bytes=BATCH_BYTES)
+    ends: list[int] = []
+    for data in encoded:
+        header = batch.read_header(data)
+        assert header is not None
+        ends.append(header.next_offset)
+    return _chunk(offset, encoded, ends)
+
+
+def _chunk(first_offset: int, batches: list[bytes], ends: list[int]) -> Chunk:
+    return Chunk(first_offset, ends[-1], tuple(batches), tuple(ends), sum(map(len, batches)))
+
+
+class _Epochs:
+    """The leader epoch of an offset."""
+
+    def __init__(self, epochs: tuple[tuple[int, int], ...]) -> None:
+        self._epochs = epochs
+
+    def __call__(self, offset: int) -> int:
+        at = bisect_right(self._epochs, offset, key=lambda each: each[1]) - 1
+        return self._epochs[max(at, 0)][0] if self._epochs else 0

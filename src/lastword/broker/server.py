@@ -1,0 +1,254 @@
+"""The broker: listens for Kafka clients and puts the handlers together.
+
+Start: open every topic, load the compiled loops, start the handlers, listen. Stop: take no more requests, answer
+what was taken up, close the connections, stop the handlers. The log itself belongs to the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Final, Protocol
+from uuid import UUID
+
+from lastword import batch, metrics
+from lastword.broker.appends import Appends
+from lastword.broker.cluster import ClusterHandlers
+from lastword.broker.configs import ConfigHandlers
+from lastword.broker.connection import STALL_S, Connection, Context, Memory, peer_of
+from lastword.broker.fetch import FetchHandler
+from lastword.broker.groups.handlers import GroupHandlers
+from lastword.broker.groups.service import GroupService
+from lastword.broker.metadata import MetadataHandler
+from lastword.broker.node import Node
+from lastword.broker.offsets import OffsetsHandler
+from lastword.broker.partitions import Views
+from lastword.broker.produce import ProduceHandler
+from lastword.broker.producers import ProducersHandler
+from lastword.broker.sealed import SealedData
+from lastword.broker.topics import TopicHandlers
+from lastword.broker.versions import VersionsHandler
+from lastword.broker.wire import APIS, PRODUCE, Handler
+from lastword.errors import LastwordError, UnavailableError
+from lastword.log import Log
+
+logger = logging.getLogger(__name__)
+
+BACKLOG: Final = 1024
+STOP_S: Final = 10.0
+"""How long a stop waits for requests that were taken up."""
+
+SWITCH_S: Final = 0.0005
+"""A thread that has synced the WAL must not wait long for the loop to let go of the interpreter."""
+
+
+class HandlerGroup(Protocol):
+    """Handlers that belong together, and what they run beside them."""
+
+    def handlers(self) -> dict[int, Handler]: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        """Answer those who wait: no more requests are taken up."""
+
+    async def close(self) -> None:
+        """Everything is answered, and the log is about to be closed."""
+
+
+class Broker:
+    """A Kafka endpoint over an open log. Start and stop it on one event loop.
+
+    `host` and `port` are where it listens, port 0 being any that is free; clients are told the same, unless
+    `advertised_host` and `advertised_port` are given.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 9092,
+        advertised_host: str | None = None,
+        advertised_port: int | None = None,
+    ) -> None:
+        self._log = log
+        self._host = host
+        self._port = port
+        self._advertised = (advertised_host, advertised_port)
+        self._listener: socket.socket | None = None
+        self._connections: set[Connection] = set()
+        self._groups: Sequence[HandlerGroup] = ()
+        self._numbers = 0
+        self._sweeper: asyncio.Task[None] | None = None
+        self._all_closed = asyncio.Event()
+        self.node: Node
+        self.group_service: GroupService
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        assert self._listener is not None
+        host, port = self._listener.getsockname()[:2]
+        return host, port
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def memory(self) -> Memory:
+        """What requests take of the memory that they may."""
+        return self._context.memory
+
+    async def start(self) -> None:
+        """Listen. UnavailableError if the address is taken."""
+        loop = asyncio.get_running_loop()
+        listener = _listen(self._host, self._port)
+        try:
+            host, port = listener.getsockname()[:2]
+            self.node = Node(self._log, host=self._advertised[0] or host, port=self._advertised[1] or port)
+            await self.node.call_slow(_prepare, self._log)
+            await self._start_handlers(loop)
+        except BaseException:
+            listener.close()
+            raise
+        sys.setswitchinterval(SWITCH_S)
+        self._listener = listener
+        listener.listen(BACKLOG)
+        loop.add_reader(listener.fileno(), self._accept)
+        self._sweeper = loop.create_task(self._sweep())
+        logger.info("Kafka clients are served at %s:%d", host, port)
+
+    async def stop(self) -> None:
+        """Answer what has been taken up, then close everything."""
+        if self._listener is None:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+        self._listener = None
+        assert self._sweeper is not None
+        self._sweeper.cancel()
+        for group in self._groups:
+            await group.stop()
+        self._fetches.stop()
+        for connection in list(self._connections):
+            connection.finish()
+        if self._connections:
+            try:
+                await asyncio.wait_for(self._all_closed.wait(), STOP_S)
+            except TimeoutError:
+                logger.warning("%d connections did not take their answers", len(self._connections))
+        for connection in list(self._connections):
+            connection.close()
+        for group in self._groups:
+            await group.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._appends.close)
+        self._sealed.close()
+        self.node.close()
+
+    def forget_sealed(self, topic_id: UUID) -> None:
+        """Let go of the sealed data of a topic that is kept in memory: keys were erased from it."""
+        self._sealed.forget(topic_id)
+
+    async def _start_handlers(self, loop: asyncio.AbstractEventLoop) -> None:
+        node, config = self.node, self._log.config
+        handlers: dict[int, Handler] = {}
+        handlers |= MetadataHandler(node).handlers()
+        handlers |= ProducersHandler(node).handlers()
+        self._appends = Appends(node.clock, loop)
+        self._sealed = SealedData(config.fetch_cache_bytes)
+        views = Views(node, self._sealed)
+        handlers |= OffsetsHandler(node, views).handlers()
+        self._fetches = FetchHandler(node, views, self._sealed)
+        fast_handlers = {
+            **ProduceHandler(node, self._appends).fast_handlers(),
+            **self._fetches.fast_handlers(),
+        }
+        groups = GroupHandlers(node)
+        self.group_service = groups.service
+        self._groups = (*self._groups, groups)
+        for each in (groups, TopicHandlers(node), ConfigHandlers(node), ClusterHandlers(node)):
+            handlers |= each.handlers()
+        handlers |= VersionsHandler({*handlers, *fast_handlers}).handlers()
+        unknown = set(handlers) - set(APIS)
+        assert not unknown, f"handlers of APIs without versions: {unknown}"
+        self._context = Context(
+            loop=loop,
+            handlers=handlers,
+            fast_handlers=fast_handlers,
+            raw=frozenset({PRODUCE}),
+            memory=Memory(config.queued_max_request_bytes),
+            max_request_bytes=config.socket_request_max_bytes,
+            closed=self._closed,
+            node=node,
+        )
+        for group in self._groups:
+            await group.start()
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        for _ in range(BACKLOG):
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                logger.error("can't take another connection: %s", error.strerror or error)
+                return
+            if len(self._connections) >= self._log.config.max_connections:
+                logger.warning("refused a connection from %s: max.connections are open", address[0])
+                sock.close()
+                continue
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._numbers += 1
+            self._connections.add(Connection(sock, peer_of(address, self._numbers), self._context))
+            metrics.KAFKA_CONNECTIONS.set(len(self._connections))
+
+    def _closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        metrics.KAFKA_CONNECTIONS.set(len(self._connections))
+        if not self._connections and self._listener is None:
+            self._all_closed.set()
+
+    async def _sweep(self) -> None:
+        """Close connections on which nothing happens, or that stand still within a request or an answer."""
+        idle_s = self._log.config.connections_max_idle_ms / 1000
+        while True:
+            await asyncio.sleep(min(idle_s, STALL_S) / 4)
+            now_s = asyncio.get_running_loop().time()
+            for connection in list(self._connections):
+                silent_s = now_s - connection.last_active_s
+                if (connection.is_idle and silent_s > idle_s) or (
+                    connection.is_stalled and silent_s > STALL_S
+                ):
+                    connection.close()
+
+
+def _prepare(log: Log) -> None:
+    batch.warm_up()
+    for name in log.topics(include_internal=True):
+        try:
+            log.topic(name)
+        except LastwordError as error:
+            logger.error("topic %s can't be opened: %s", name, error)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UnavailableError(
+            f"Can't listen for Kafka clients at {host}:{port}: {error.strerror or error}."
+        ) from error
+    return listener

@@ -1,0 +1,457 @@
+"""Topics, partitions, settings and the cluster, as admin clients see and change them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import (
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewPartitions,
+    NewTopic,
+)
+from confluent_kafka.admin import ResourceType as Resource
+from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource as PythonConfigResource
+from kafka.admin import ConfigResourceType
+from kafka.protocol.admin import (
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from tests.support.broker import RunningBroker, running_broker
+from tests.support.kafka_clients import PATIENCE_S, admin, create_topic
+from tests.support.raw_client import RawClient
+
+from lastword.config.keys import BROKER_SETTINGS, TOPIC_SETTINGS
+from lastword.errors import UnknownTopicError
+
+# kafka-python leaves sockets to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
+SETTINGS = {
+    "num.partitions": 3,
+    "retention.ms": 1234567,
+    "namespaces": {"ns": {"retention.ms": 7654321}},
+    "local.retention.ms": -2,
+    "catalog": {"type": "sql", "uri": "sqlite:///{}/catalog.db", "password": "secret"},
+}
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What a test's clients leave is collected while its warnings are still ignored."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[RunningBroker]:
+    catalog = {**SETTINGS["catalog"], "uri": f"sqlite:///{tmp_path}/catalog.db"}  # type: ignore[dict-item]
+    with running_broker(tmp_path / "data", {**SETTINGS, "catalog": catalog}) as running:
+        yield running
+
+
+def result(futures: dict[Any, Any]) -> Any:
+    (future,) = futures.values()
+    return future.result(PATIENCE_S)
+
+
+def code_of(futures: dict[Any, Any]) -> int:
+    """The error of the one thing that was asked for."""
+    with pytest.raises(KafkaException) as caught:
+        result(futures)
+    code: int = caught.value.args[0].code()
+    return code
+
+
+def message_of(futures: dict[Any, Any]) -> str:
+    with pytest.raises(KafkaException) as caught:
+        result(futures)
+    return str(caught.value.args[0].str())
+
+
+class TestCreate:
+    def test_with_settings(self, broker: RunningBroker) -> None:
+        config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
+        result(admin(broker.address).create_topics([NewTopic("ns.t", 2, 1, config=config)]))
+        topic = broker.log.topic("ns.t")
+        assert (topic.partitions, topic.config) == (2, config)
+
+    @pytest.mark.parametrize("factor", [-1, 1, 3])
+    def test_replication_factors_that_are_taken(self, broker: RunningBroker, factor: int) -> None:
+        result(admin(broker.address).create_topics([NewTopic("t", 1, factor)]))
+
+    def test_partitions_of_the_broker(self, broker: RunningBroker) -> None:
+        result(admin(broker.address).create_topics([NewTopic("t", -1, -1)]))
+        assert broker.log.topic("t").partitions == 3
+
+    def test_assignment(self, broker: RunningBroker) -> None:
+        client = admin(broker.address)
+        result(client.create_topics([NewTopic("t", 2, replica_assignment=[[1], [1]])]))
+        assert broker.log.topic("t").partitions == 2
+        refused = client.create_topics([NewTopic("u", 1, replica_assignment=[[2]])])
+        assert message_of(refused) == "topic 'u': a partition is assigned to the brokers [2]; there is one, 1"
+
+    @pytest.mark.parametrize(
+        ("topic", "code"),
+        [
+            (NewTopic("t", 1, 2), KafkaError.INVALID_REPLICATION_FACTOR),
+            (NewTopic("t", 20_000, 1), KafkaError.INVALID_PARTITIONS),
+            (NewTopic("a b", 1, 1), KafkaError.TOPIC_EXCEPTION),
+            (NewTopic("__lastword_x", 1, 1), KafkaError.TOPIC_EXCEPTION),
+            (NewTopic("there", 1, 1), KafkaError.TOPIC_ALREADY_EXISTS),
+            (NewTopic("t", 1, 1, config={"cleanup.policy": "sometimes"}), KafkaError.INVALID_CONFIG),
+            (NewTopic("t", 1, 1, config={"clean.policy": "compact"}), KafkaError.INVALID_CONFIG),
+        ],
+    )
+    @pytest.mark.parametrize("is_trial", [False, True])
+    def test_refused(self, broker: RunningBroker, topic: NewTopic, code: int, is_trial: bool) -> None:
+        create_topic(broker.address, "there")
+        assert code_of(admin(broker.address).create_topics([topic], validate_only=is_trial)) == code
+        assert broker.log.topics() == ["there"]
+
+    def test_error_says_what_is_allowed(self, broker: RunningBroker) -> None:
+        asked = admin(broker.address).create_topics([NewTopic("t", 1, 1, config={"null.key": "eat"})])
+        assert message_of(asked) == "topic 't': null.key is 'eat'; allowed: `keep` or `reject`"
+
+    def test_trial_creates_nothing(self, broker: RunningBroker) -> None:
+        result(admin(broker.address).create_topics([NewTopic("t", 1, 1)], validate_only=True))
+        assert broker.log.topics() == []
+
+    def test_some_of_several(self, broker: RunningBroker) -> None:
+        futures = admin(broker.address).create_topics([NewTopic("good", 1, 1), NewTopic("b a d", 1, 1)])
+        assert futures["good"].result(PATIENCE_S) is None
+        with pytest.raises(KafkaException):
+            futures["b a d"].result(PATIENCE_S)
+        assert broker.log.topics() == ["good"]
+
+    def test_the_same_name_twice(self, broker: RunningBroker) -> None:
+        topic = CreateTopicsRequest.CreatableTopic(
+            name="t", num_partitions=1, replication_factor=1, assignments=[], configs=[]
+        )
+        with RawClient(broker.address) as raw:
+            answer = raw.ask(CreateTopicsRequest(topics=[topic, topic]), CreateTopicsResponse, 7)
+        assert [each.error_code for each in answer.topics] == [42, 42]
+        assert broker.log.topics() == []
+
+    def test_kafka_python(self, broker: RunningBroker) -> None:
+        python = KafkaAdminClient(bootstrap_servers=broker.address)
+        created = python.create_topics({"t": {"num_partitions": 2, "configs": {"cleanup.policy": "compact"}}})
+        assert created["topics"][0]["topic_id"] == str(broker.log.topic("t").id)
+        described = python.describe_topics(["t"])
+        assert len(described[0]["partitions"]) == 2
+        python.delete_topics(["t"])
+        assert broker.log.topics() == []
+        python.close()
+
+
+class TestDelete:
+    def test_by_name(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t")
+        client = admin(broker.address)
+        result(client.delete_topics(["t"]))
+        with pytest.raises(UnknownTopicError):
+            broker.log.topic("t")
+        assert code_of(client.delete_topics(["t"])) == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+    @pytest.mark.parametrize(
+        ("by_name", "by_id", "code"),
+        [(False, True, 0), (True, True, 42), (False, False, 42), (False, None, 100)],
+    )
+    def test_by_id(self, broker: RunningBroker, by_name: bool, by_id: bool | None, code: int) -> None:
+        create_topic(broker.address, "t")
+        topic_id = UUID(int=5) if by_id is None else broker.log.topic("t").id if by_id else UUID(int=0)
+        wanted = DeleteTopicsRequest.DeleteTopicState(name="t" if by_name else None, topic_id=topic_id)
+        with RawClient(broker.address) as raw:
+            answer = raw.ask(DeleteTopicsRequest(topics=[wanted], timeout_ms=1), DeleteTopicsResponse, 6)
+        (found,) = answer.responses
+        assert found.error_code == code
+        assert broker.log.topics() == ([] if code == 0 else ["t"])
+        assert code or found.name == "t"
+
+
+class TestPartitions:
+    def test_more(self, broker: RunningBroker, caplog: pytest.LogCaptureFixture) -> None:
+        create_topic(broker.address, "t", 1, cleanup_policy="compact")
+        with caplog.at_level(logging.WARNING):
+            result(admin(broker.address).create_partitions([NewPartitions("t", 4)]))
+        assert broker.log.topic("t").partitions == 4
+        assert "t is compacted and has 4 partitions now" in caplog.text
+
+    def test_trial(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t", 1)
+        result(admin(broker.address).create_partitions([NewPartitions("t", 4)], validate_only=True))
+        assert broker.log.topic("t").partitions == 1
+
+    @pytest.mark.parametrize(
+        ("name", "count", "assignment", "code"),
+        [
+            ("t", 2, None, KafkaError.INVALID_PARTITIONS),
+            ("t", 1, None, KafkaError.INVALID_PARTITIONS),
+            ("t", 20_000, None, KafkaError.INVALID_PARTITIONS),
+            ("u", 4, None, KafkaError.UNKNOWN_TOPIC_OR_PART),
+            ("t", 3, [[9]], KafkaError.INVALID_REPLICA_ASSIGNMENT),
+        ],
+    )
+    def test_refused(
+        self, broker: RunningBroker, name: str, count: int, assignment: list[list[int]] | None, code: int
+    ) -> None:
+        create_topic(broker.address, "t", 2)
+        wanted = NewPartitions(name, count, **({"replica_assignment": assignment} if assignment else {}))
+        assert code_of(admin(broker.address).create_partitions([wanted])) == code
+        assert broker.log.topic("t").partitions == 2
+
+
+def topic_config(broker: RunningBroker, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = result(
+        admin(broker.address).describe_configs([ConfigResource(Resource.TOPIC, name)])
+    )
+    return found
+
+
+class TestDescribeConfigs:
+    def test_topic(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t", cleanup_policy="compact")
+        found = topic_config(broker, "t")
+        assert set(found) == {setting.key for setting in TOPIC_SETTINGS}
+        policy, retention, segment = (
+            found[key] for key in ("cleanup.policy", "retention.ms", "segment.bytes")
+        )
+        assert (policy.value, policy.source) == ("compact", ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
+        assert not policy.is_read_only and not policy.is_default
+        assert (retention.value, retention.source) == ("1234567", ConfigSource.STATIC_BROKER_CONFIG.value)
+        assert (segment.value, segment.source) == ("1073741824", ConfigSource.DEFAULT_CONFIG.value)
+        assert segment.is_default
+        assert found["compaction.strategy.header"].value is None
+
+    def test_every_level_is_shown(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "ns.t", retention_ms="99")
+        python = KafkaAdminClient(bootstrap_servers=broker.address)
+        found = python.describe_configs(
+            [PythonConfigResource(ConfigResourceType.TOPIC, "ns.t")],
+            include_synonyms=True,
+            config_filter="all",
+        )
+        retention = found["topic"]["ns.t"]["retention.ms"]
+        assert [each["value"] for each in retention["synonyms"]] == ["99", "7654321", "1234567", "604800000"]
+        assert retention["config_type"] == "LONG"
+        python.close()
+
+    def test_broker(self, broker: RunningBroker) -> None:
+        found = result(admin(broker.address).describe_configs([ConfigResource(Resource.BROKER, "1")]))
+        assert {setting.key for setting in BROKER_SETTINGS} <= set(found)
+        assert found["num.partitions"].value == "3"
+        assert all(each.is_read_only for each in found.values())
+        secret = found["catalog.password"]
+        assert (secret.value, secret.is_sensitive) == (None, True)
+
+    def test_unknown_ones(self, broker: RunningBroker) -> None:
+        client = admin(broker.address)
+        unknown = client.describe_configs([ConfigResource(Resource.TOPIC, "nope")])
+        assert code_of(unknown) == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+    @pytest.mark.parametrize(
+        ("kind", "name", "message"),
+        [
+            (4, "7", "There is no broker '7'; there is one, 1."),
+            (8, "1", "Resources of the type 8 have no settings here; 2 (topic) and 4 (broker) do."),
+        ],
+    )
+    def test_other_resources(self, broker: RunningBroker, kind: int, name: str, message: str) -> None:
+        wanted = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=kind, resource_name=name, configuration_keys=None
+        )
+        with RawClient(broker.address) as raw:
+            answer = raw.ask(DescribeConfigsRequest(resources=[wanted]), DescribeConfigsResponse, 4)
+        (found,) = answer.results
+        assert (found.error_code, found.error_message, found.configs) == (42, message, [])
+
+    def test_some_keys_with_documentation(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t")
+        wanted = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=2, resource_name="t", configuration_keys=["segment.ms", "nope"]
+        )
+        request = DescribeConfigsRequest(resources=[wanted], include_documentation=True)
+        with RawClient(broker.address) as raw:
+            answer = raw.ask(request, DescribeConfigsResponse, 4)
+        (config,) = answer.results[0].configs
+        assert (config.name, config.documentation) == ("segment.ms", "age at which a WAL file is rolled")
+
+    def test_internal_topic_is_read_only(self, broker: RunningBroker) -> None:
+        broker.log.internal_topic("__lastword_groups")
+        found = topic_config(broker, "__lastword_groups")
+        assert found["cleanup.policy"].value == "compact"
+        assert all(each.is_read_only for each in found.values())
+
+
+def change(name: str, *entries: tuple[str, str | None, AlterConfigOpType], broker: bool = False) -> Any:
+    return ConfigResource(
+        Resource.BROKER if broker else Resource.TOPIC,
+        name,
+        incremental_configs=[
+            ConfigEntry(key, value, incremental_operation=operation) for key, value, operation in entries
+        ],
+    )
+
+
+SET, DELETE = AlterConfigOpType.SET, AlterConfigOpType.DELETE
+APPEND, SUBTRACT = AlterConfigOpType.APPEND, AlterConfigOpType.SUBTRACT
+
+
+class TestAlterConfigs:
+    def test_set_and_delete(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t", cleanup_policy="compact", retention_ms="5")
+        client = admin(broker.address)
+        changes = change("t", ("segment.bytes", "1000000", SET), ("retention.ms", None, DELETE))
+        result(client.incremental_alter_configs([changes]))
+        assert broker.log.topic("t").config == {"cleanup.policy": "compact", "segment.bytes": "1000000"}
+        # What is not there can be deleted all the same.
+        result(client.incremental_alter_configs([change("t", ("retention.ms", None, DELETE))]))
+
+    def test_lists(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t")
+        client = admin(broker.address)
+        result(client.incremental_alter_configs([change("t", ("cleanup.policy", "compact", APPEND))]))
+        assert broker.log.topic("t").config["cleanup.policy"] == "compact,delete"
+        result(client.incremental_alter_configs([change("t", ("cleanup.policy", "delete", SUBTRACT))]))
+        assert broker.log.topic("t").config["cleanup.policy"] == "compact"
+
+    @pytest.mark.parametrize(
+        ("entry", "code"),
+        [
+            (("cleanup.policy", "compact", SUBTRACT), KafkaError.INVALID_CONFIG),
+            (("segment.bytes", "1", APPEND), KafkaError.INVALID_CONFIG),
+            (("segment.bytes", "many", SET), KafkaError.INVALID_CONFIG),
+            (("segmented.bytes", "1", SET), KafkaError.INVALID_CONFIG),
+            (("segmented.bytes", None, DELETE), KafkaError.INVALID_CONFIG),
+            (("wal.sync", "none", SET), KafkaError.INVALID_CONFIG),
+            (("min.compaction.lag.ms", "9000", SET), KafkaError.INVALID_CONFIG),
+        ],
+    )
+    @pytest.mark.parametrize("is_trial", [False, True])
+    def test_refused_and_nothing_is_changed(
+        self, broker: RunningBroker, entry: Any, code: int, is_trial: bool
+    ) -> None:
+        create_topic(broker.address, "t", cleanup_policy="compact", max_compaction_lag_ms="8000")
+        before = dict(broker.log.topic("t").config)
+        asked = admin(broker.address).incremental_alter_configs(
+            [change("t", ("retention.ms", "1", SET), entry)], validate_only=is_trial
+        )
+        assert code_of(asked) == code
+        assert broker.log.topic("t").config == before
+
+    def test_trial_changes_nothing(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t")
+        changes = change("t", ("retention.ms", "1", SET))
+        result(admin(broker.address).incremental_alter_configs([changes], validate_only=True))
+        assert broker.log.topic("t").config == {}
+
+    def test_old_way_replaces_all(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t", cleanup_policy="compact", retention_ms="5")
+        with pytest.warns(DeprecationWarning):
+            asked = admin(broker.address).alter_configs(
+                [ConfigResource(Resource.TOPIC, "t", set_config={"segment.bytes": "1000000"})]
+            )
+        result(asked)
+        assert broker.log.topic("t").config == {"segment.bytes": "1000000"}
+
+    @pytest.mark.parametrize("name", ["1", ""])
+    def test_broker_settings_are_in_its_file(self, broker: RunningBroker, name: str) -> None:
+        resource_class = IncrementalAlterConfigsRequest.AlterConfigsResource
+        setting = resource_class.AlterableConfig(name="num.partitions", config_operation=0, value="2")
+        wanted = resource_class(resource_type=4, resource_name=name, configs=[setting])
+        with RawClient(broker.address) as raw:
+            answer = raw.ask(
+                IncrementalAlterConfigsRequest(resources=[wanted], validate_only=False),
+                IncrementalAlterConfigsResponse,
+                1,
+            )
+        (found,) = answer.responses
+        assert found.error_code == 42
+        assert found.error_message == (
+            "Settings of the broker can't be changed while it runs: num.partitions. "
+            "Change them in its configuration file and start it again."
+        )
+
+
+class TestCluster:
+    def test_describe(self, broker: RunningBroker) -> None:
+        found = admin(broker.address).describe_cluster().result(PATIENCE_S)
+        assert [(node.id, node.host, node.port) for node in found.nodes] == [(1, "127.0.0.1", broker.port)]
+        assert found.controller.id == 1
+        assert found.cluster_id == broker.broker.node.cluster_id
+
+    def test_no_access_control(self, broker: RunningBroker) -> None:
+        everything = DescribeAclsRequest(
+            resource_type_filter=1,
+            resource_name_filter=None,
+            pattern_type_filter=1,
+            principal_filter=None,
+            host_filter=None,
+            operation=1,
+            permission_type=1,
+        )
+        with RawClient(broker.address) as raw:
+            answer = raw.ask(everything, DescribeAclsResponse, 3)
+        assert answer.error_code == KafkaError.SECURITY_DISABLED
+
+    def test_partitions_page_by_page(self, broker: RunningBroker) -> None:
+        for name in ("a", "b", "c"):
+            create_topic(broker.address, name, 3)
+        wanted = [DescribeTopicPartitionsRequest.TopicRequest(name=name) for name in ("c", "a", "b", "none")]
+        seen: list[tuple[str, int]] = []
+        errors: dict[str, int] = {}
+        cursor = None
+        with RawClient(broker.address) as raw:
+            for _ in range(10):
+                request = DescribeTopicPartitionsRequest(
+                    topics=wanted, response_partition_limit=2, cursor=cursor
+                )
+                answer = raw.ask(request, DescribeTopicPartitionsResponse, 0)
+                for topic in answer.topics:
+                    errors[topic.name] = topic.error_code
+                    seen += [(topic.name, each.partition_index) for each in topic.partitions]
+                if answer.next_cursor is None:
+                    break
+                cursor = DescribeTopicPartitionsRequest.Cursor(
+                    topic_name=answer.next_cursor.topic_name,
+                    partition_index=answer.next_cursor.partition_index,
+                )
+        assert seen == [(name, index) for name in "abc" for index in range(3)]
+        assert errors == {"a": 0, "b": 0, "c": 0, "none": 3}
+
+    def test_log_dirs(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t", 2)
+        broker.log.topic("t").append("k", "v" * 1000, partition=1)
+        python = KafkaAdminClient(bootstrap_servers=broker.address)
+        (described,) = python.describe_log_dirs()
+        (folder,) = described["log_dirs"]
+        assert folder["log_dir"] == str(broker.log.path / "wal")
+        sizes = {
+            (topic["name"], each["partition_index"]): each["partition_size"]
+            for topic in folder["topics"]
+            for each in topic["partitions"]
+        }
+        assert sizes["t", 0] == 0
+        assert sizes["t", 1] > 1000
+        assert folder["total_bytes"] >= folder["usable_bytes"] > 0
+        python.close()

@@ -1,0 +1,299 @@
+"""Where groups are kept: the internal topic, its compaction, expiry, and what compaction is told of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
+from tests.support.broker import RunningBroker, running_broker
+from tests.support.clock import DAY_MS, ManualClock
+from tests.support.kafka_clients import (
+    PATIENCE_S,
+    admin,
+    commit,
+    committed,
+    create_topic,
+    member,
+    partitions_of,
+    poll_until,
+)
+from tests.support.logs import offsets
+
+from lastword.broker.groups.handlers import GroupHandlers
+from lastword.broker.groups.service import GroupService
+from lastword.broker.groups.store import GROUPS_TOPIC
+from lastword.errors import InvalidTopicError
+from lastword.log import Log
+from lastword.readers import committed_positions, save_group_positions
+
+NOW = {"group.initial.rebalance.delay.ms": 0}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[RunningBroker]:
+    with running_broker(tmp_path / "data", NOW) as running:
+        yield running
+
+
+@pytest.fixture
+def consumer(broker: RunningBroker) -> Iterator[Consumer]:
+    found = client(broker)
+    yield found
+    found.close()
+
+
+def client(broker: RunningBroker, group: str = "g") -> Consumer:
+    """A consumer that commits without being a member."""
+    return Consumer({"bootstrap.servers": broker.address, "group.id": group, "log_level": 0})
+
+
+def service(broker: RunningBroker) -> GroupService:
+    (handlers,) = [each for each in broker.broker._groups if isinstance(each, GroupHandlers)]
+    return handlers.service
+
+
+class TestInternalTopic:
+    def test_hidden_but_there(self, broker: RunningBroker, consumer: Consumer) -> None:
+        create_topic(broker.address, "t")
+        commit(consumer, "t", 0, 5)
+        assert broker.log.topics() == ["t"]
+        assert sorted(broker.log.topics(include_internal=True)) == [GROUPS_TOPIC, "t"]
+        assert GROUPS_TOPIC in admin(broker.address).list_topics(timeout=PATIENCE_S).topics
+
+    def test_refuses_what_users_may_not_do(self, broker: RunningBroker, consumer: Consumer) -> None:
+        create_topic(broker.address, "t")
+        commit(consumer, "t", 0, 5)
+        tools = admin(broker.address)
+        change = ConfigResource(
+            ResourceType.TOPIC,
+            GROUPS_TOPIC,
+            incremental_configs=[
+                ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
+            ],
+        )
+        for futures in (
+            tools.delete_topics([GROUPS_TOPIC]),
+            tools.create_partitions([NewPartitions(GROUPS_TOPIC, 2)]),
+            tools.incremental_alter_configs([change]),
+        ):
+            (future,) = futures.values()
+            with pytest.raises(KafkaException) as caught:
+                future.result(PATIENCE_S)
+            assert caught.value.args[0].code() == KafkaError.TOPIC_EXCEPTION
+        refused: list[KafkaError] = []
+        producer = Producer({"bootstrap.servers": broker.address, "log_level": 0})
+        producer.produce(GROUPS_TOPIC, b"x", key=b"k", on_delivery=lambda error, _: refused.append(error))
+        producer.flush(PATIENCE_S)
+        assert [error.code() for error in refused] == [KafkaError.TOPIC_EXCEPTION]
+
+    def test_the_embedded_log_refuses_it_too(self, broker: RunningBroker, consumer: Consumer) -> None:
+        create_topic(broker.address, "t")
+        commit(consumer, "t", 0, 5)
+        log = broker.log
+        topic = log.topic(GROUPS_TOPIC)
+        for attempt in (
+            lambda: topic.append("k", "v"),
+            lambda: topic.append_many([]),
+            lambda: topic.append_batch(0, b""),
+            lambda: topic.delete_records({0: 1}),
+            lambda: log.alter_topic(GROUPS_TOPIC, set_config={"cleanup.policy": "delete"}),
+            lambda: log.delete_topic(GROUPS_TOPIC),
+            lambda: log.erase(GROUPS_TOPIC, [b"k"]),
+            lambda: log.create_topic("__LASTWORD_mine"),
+        ):
+            with pytest.raises(InvalidTopicError, match="is internal"):
+                attempt()
+
+    def test_settings_are_fixed_whatever_the_file_says(self, tmp_path: Path) -> None:
+        settings = {**NOW, "cleanup.policy": "delete", "compaction.strategy": "first", "wal.sync": "none"}
+        with running_broker(tmp_path / "data", settings) as broker:
+            create_topic(broker.address, "t")
+            consumer = client(broker)
+            commit(consumer, "t", 0, 5)
+            consumer.close()
+            topic = broker.log.topic(GROUPS_TOPIC)
+            assert topic.settings.cleanup_policy == {"compact"}
+            assert topic.settings.compaction_strategy == "offset"
+            assert all(writer.is_synced_by_append for writer in topic.writers())
+
+    def test_compaction_keeps_the_last_commit_of_each(self, tmp_path: Path) -> None:
+        with running_broker(tmp_path / "data", NOW) as broker:
+            create_topic(broker.address, "t", 3)
+            consumer = client(broker)
+            for offset in range(30):
+                commit(consumer, "t", offset % 3, offset)
+            consumer.close()
+            before = sum(1 for _ in broker.log.topic(GROUPS_TOPIC).read())
+            report = broker.log.compact([GROUPS_TOPIC], seal=True, force=True)
+            assert report.problems == ()
+            after = sum(1 for _ in broker.log.topic(GROUPS_TOPIC).read())
+            assert after < before
+        with running_broker(tmp_path / "data", NOW) as broker:
+            consumer = client(broker)
+            assert committed(consumer, "t", 0, 1, 2) == [27, 28, 29]
+            consumer.close()
+
+
+class TestExpiry:
+    def test_offsets_without_members_go_and_then_the_group(self, tmp_path: Path, clock: ManualClock) -> None:
+        with running_broker(tmp_path / "data", NOW, clock=clock) as broker:
+            create_topic(broker.address, "t")
+            consumer = client(broker)
+            commit(consumer, "t", 0, 5)
+            broker.run(service(broker).expire_offsets())
+            assert committed(consumer, "t", 0) == [5]
+            clock.move(7 * DAY_MS)
+            broker.run(service(broker).expire_offsets())
+            assert committed(consumer, "t", 0) == [-1001]
+            consumer.close()
+            assert admin(broker.address).list_consumer_groups().result(PATIENCE_S).valid == []
+        with running_broker(tmp_path / "data", NOW, clock=clock) as broker:
+            assert service(broker).groups() == []
+
+    def test_members_keep_their_offsets(self, tmp_path: Path, clock: ManualClock) -> None:
+        with running_broker(tmp_path / "data", NOW, clock=clock) as broker:
+            create_topic(broker.address, "t")
+            with member(broker.address, "g", "t") as consumer:
+                poll_until(lambda: partitions_of(consumer) == [0], "it has it", consumer)
+                commit(consumer, "t", 0, 5)
+                clock.move(30 * DAY_MS)
+                broker.run(service(broker).expire_offsets())
+                assert committed(consumer, "t", 0) == [5]
+
+    def test_offsets_of_a_deleted_topic_go(self, broker: RunningBroker, consumer: Consumer) -> None:
+        create_topic(broker.address, "t")
+        create_topic(broker.address, "u")
+        commit(consumer, "t", 0, 5)
+        commit(consumer, "u", 0, 6)
+        broker.log.delete_topic("t")
+        broker.run(service(broker).expire_offsets())
+        left = service(broker)._offsets.of("g")
+        assert [each.topic for each in left.values()] == ["u"]
+
+
+class TestHolds:
+    def compact(self, log: Log) -> None:
+        assert log.compact(["t"], seal=True, force=True).problems == ()
+
+    def test_a_tombstone_stays_until_the_group_has_read_it(
+        self, broker: RunningBroker, consumer: Consumer
+    ) -> None:
+        create_topic(broker.address, "t", cleanup_policy="compact", delete_retention_ms="0")
+        topic = broker.log.topic("t")
+        topic.append("a", "1")
+        commit(consumer, "t", 0, 1)
+        topic.append("a", None)
+        topic.append("b", "2")
+        for _ in range(3):
+            self.compact(broker.log)
+        assert offsets(list(topic.read())) == [1, 2]
+        commit(consumer, "t", 0, 2)
+        broker.run(service(broker)._holds.write())
+        for _ in range(2):
+            self.compact(broker.log)
+        assert offsets(list(topic.read())) == [2]
+
+    def test_without_a_group_the_tombstone_goes(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t", cleanup_policy="compact", delete_retention_ms="0")
+        topic = broker.log.topic("t")
+        for key, value in (("a", "1"), ("a", None), ("b", "2")):
+            topic.append(key, value)
+        for _ in range(3):
+            self.compact(broker.log)
+        assert offsets(list(topic.read())) == [2]
+
+    def test_first_and_lower_commits_are_in_the_file_when_they_are_answered(
+        self, broker: RunningBroker, consumer: Consumer
+    ) -> None:
+        create_topic(broker.address, "t", 2)
+        topic_id = broker.log.topic("t").id.hex
+
+        def positions() -> dict[int, int]:
+            found = committed_positions(broker.log.path, topic_id)
+            assert {each.reader for each in found} <= {"g"}
+            return {each.partition: each.position for each in found}
+
+        commit(consumer, "t", 0, 10)
+        assert positions() == {0: 10}
+        commit(consumer, "t", 1, 7)
+        assert positions() == {0: 10, 1: 7}
+        commit(consumer, "t", 0, 5)
+        assert positions() == {0: 5, 1: 7}
+        commit(consumer, "t", 0, 20)
+        assert positions()[0] in (5, 20)
+        broker.run(service(broker)._holds.write())
+        assert positions() == {0: 20, 1: 7}
+        admin(broker.address).delete_consumer_groups(["g"])["g"].result(PATIENCE_S)
+        broker.run(service(broker)._holds.write())
+        assert positions() == {}
+
+    def test_any_text_may_be_a_groups_id(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t")
+        names = ["..", "a/b", "ü" * 200, "+x", "x y", "."]
+        for number, name in enumerate(names):
+            consumer = client(broker, name)
+            commit(consumer, "t", 0, number)
+            consumer.close()
+        found = committed_positions(broker.log.path, broker.log.topic("t").id.hex)
+        assert {each.reader: each.position for each in found} == {
+            name: number for number, name in enumerate(names)
+        }
+
+    def test_positions_are_written_anew_at_the_start(self, tmp_path: Path) -> None:
+        with running_broker(tmp_path / "data", NOW) as broker:
+            create_topic(broker.address, "t")
+            consumer = client(broker)
+            commit(consumer, "t", 0, 3)
+            consumer.close()
+            topic_id = broker.log.topic("t").id.hex
+        for path in (tmp_path / "data" / "readers" / topic_id).rglob("*.json"):
+            path.unlink()
+        with running_broker(tmp_path / "data", NOW) as broker:
+            found = committed_positions(broker.log.path, topic_id)
+            assert [(each.reader, each.position) for each in found] == [("g", 3)]
+
+    def test_members_are_seen_without_commits(self, tmp_path: Path, clock: ManualClock) -> None:
+        with running_broker(tmp_path / "data", NOW, clock=clock) as broker:
+            create_topic(broker.address, "t")
+            with member(broker.address, "g", "t") as consumer:
+                poll_until(lambda: partitions_of(consumer) == [0], "it has it", consumer)
+                commit(consumer, "t", 0, 3)
+                clock.move(DAY_MS)
+                broker.on_loop(service(broker)._see_members)
+                broker.run(service(broker)._holds.write())
+            topic_id = broker.log.topic("t").id.hex
+            (found,) = committed_positions(broker.log.path, topic_id)
+            assert found.active_ms == clock.now_ms()
+
+    def test_a_consumer_that_asks_for_its_offset_is_seen(self, tmp_path: Path, clock: ManualClock) -> None:
+        with running_broker(tmp_path / "data", NOW, clock=clock) as broker:
+            create_topic(broker.address, "t")
+            consumer = client(broker)
+            commit(consumer, "t", 0, 3)
+            clock.move(DAY_MS)
+            consumer.committed([TopicPartition("t", 0)], PATIENCE_S)
+            consumer.close()
+            broker.run(service(broker)._holds.write())
+            (found,) = committed_positions(broker.log.path, broker.log.topic("t").id.hex)
+            assert found.active_ms == clock.now_ms()
+
+    def test_damaged_and_left_over_files_are_mended_at_the_start(self, tmp_path: Path) -> None:
+        with running_broker(tmp_path / "data", NOW) as broker:
+            create_topic(broker.address, "t")
+            consumer = client(broker)
+            commit(consumer, "t", 0, 3)
+            consumer.close()
+            topic_id = broker.log.topic("t").id.hex
+        save_group_positions(tmp_path / "data", topic_id, "deleted", {0: (1, 1)})
+        save_group_positions(tmp_path / "data", topic_id, "g", {0: (99, 1)})
+        with running_broker(tmp_path / "data", NOW) as broker:
+            found = committed_positions(broker.log.path, topic_id)
+            assert [(each.reader, each.position) for each in found] == [("g", 3)]
+        (path,) = (tmp_path / "data" / "readers" / topic_id).rglob("*.json")
+        path.write_text("{")
+        with running_broker(tmp_path / "data", NOW) as broker:
+            found = committed_positions(broker.log.path, topic_id)
+            assert [(each.reader, each.position) for each in found] == [("g", 3)]

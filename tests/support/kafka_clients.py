@@ -1,0 +1,97 @@
+"""Kafka's clients as tests use them: made for a broker, polled until something is so, and closed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+PATIENCE_S = 60.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Ask again and again until it is so."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
+        time.sleep(0.01)
+
+
+@lru_cache(maxsize=1)
+def admin(address: str) -> AdminClient:
+    """The one of the last broker is kept: its requests end with it."""
+    return AdminClient({"bootstrap.servers": address, "log_level": 0})
+
+
+def create_topic(address: str, name: str, partitions: int = 1, **config: str) -> None:
+    own = {key.replace("_", "."): value for key, value in config.items()}
+    (created,) = admin(address).create_topics([NewTopic(name, partitions, 1, config=own)]).values()
+    created.result(PATIENCE_S)
+
+
+def produce(address: str, topic: str, values: list[str], *, partition: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": address, "log_level": 0})
+    for value in values:
+        producer.produce(topic, value=value, key=value, partition=partition)
+    assert producer.flush(PATIENCE_S) == 0
+
+
+@contextmanager
+def member(
+    address: str, group: str, topic: str, config: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[Consumer]:
+    """A consumer of librdkafka that has joined a group when it has been polled for long enough."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 6000,
+            "heartbeat.interval.ms": 200,
+            "log_level": 0,
+            **config,
+        }
+    )
+    consumer.subscribe([topic])
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def partitions_of(consumer: Consumer) -> list[int]:
+    return sorted(each.partition for each in consumer.assignment())
+
+
+def poll_until(condition: Callable[[], bool], what: str, *consumers: Consumer) -> list[str]:
+    """Poll all of them until it is so; the values that came."""
+    values: list[str] = []
+
+    def is_so() -> bool:
+        for consumer in consumers:
+            message = consumer.poll(0.02)
+            if message is not None and message.error() is None:
+                values.append(message.value().decode())
+        return condition()
+
+    wait_until(is_so, what)
+    return values
+
+
+def commit(consumer: Consumer, topic: str, partition: int, offset: int, metadata: str = "") -> None:
+    (done,) = consumer.commit(
+        offsets=[TopicPartition(topic, partition, offset, metadata)], asynchronous=False
+    )
+    assert done.error is None
+
+
+def committed(consumer: Consumer, topic: str, *partitions: int) -> list[int]:
+    found = consumer.committed([TopicPartition(topic, each) for each in partitions], PATIENCE_S)
+    return [each.offset for each in found]
