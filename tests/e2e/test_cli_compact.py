@@ -11,6 +11,7 @@ from tests.support.cli import Cli, Terminal, wait_until
 
 import lastword
 from lastword.cli import options
+from lastword.operations import maintaining
 
 INLINE = "compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory\n"
 
@@ -162,7 +163,7 @@ def test_an_application_may_start_while_a_command_works(cli: Cli) -> None:
 
 
 def test_other_maintenance_is_waited_for_and_then_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "MAINTENANCE_WAIT_MS", 200)
+    monkeypatch.setattr(maintaining, "MAINTENANCE_WAIT_MS", 200)
     with lastword.open(cli.data) as log, log.maintenance():
         for arguments in (["topic", "compact", "users"], ["topic", "seal", "users"], ["compact"]):
             assert "is its maintenance" in cli(*arguments, code=3).err

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.input_lines import parse_time
 from lastword.cli.options import Session, TopicArgument, command
 from lastword.cli.record_lines import header_line, json_line, text_line
 from lastword.errors import InvalidError
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lastword.record import Record
-    from lastword.timetravel import AsOf
     from lastword.topic import Start, Topic
 
 POLL_RECORDS = 500
@@ -107,6 +105,8 @@ def consume(
 
     Between partitions there is no order. With --json a line is an object, which `produce --jsonl` takes back.
     """
+    from lastword.operations.records import point_of, start_of
+
     if start is not None and from_time is not None:
         raise InvalidError("--from and --from-time both say where to begin; give one of them.")
     if reader is not None and partition is not None:
@@ -124,7 +124,7 @@ def consume(
     with session.read() as log:
         topic = log.topic(name)
         printer = _Printer(json=session.output.json, partitions=topic.partitions)
-        point = None if as_of is None else _point(topic, as_of, partition)
+        point = None if as_of is None else point_of(topic, as_of, partition)
         if state:
             view = topic.state(as_of=point)
             _print_batches(view.to_batches(max_chunksize=POLL_RECORDS), printer, max_records)
@@ -132,7 +132,7 @@ def consume(
         if point is not None:
             _print_batches(topic.read_as_of(point, partition=partition), printer, max_records)
             return
-        begin = _start(topic, start, from_time, partition)
+        begin = start_of(topic, start, from_time, partition)
         if compacted:
             batches = topic.read_arrow(begin, partition=partition, compacted=True)
             _print_batches(batches, printer, max_records)
@@ -191,52 +191,6 @@ def _print_batches(batches: Iterable[pa.RecordBatch], printer: _Printer, max_rec
             left = max(0, left - batch.num_rows)
             if left == 0:
                 return
-
-
-def _point(topic: Topic, as_of: str, partition: int | None) -> AsOf:
-    from lastword.timetravel import AsOf
-
-    kind, colon, rest = as_of.partition(":")
-    if colon and kind == "snapshot":
-        if not rest.isascii() or not rest.isdigit():
-            raise InvalidError(
-                f"--as-of is {as_of!r}; a snapshot is a number, `lastword topic history` has them"
-            )
-        return AsOf(snapshot_id=int(rest))
-    if not as_of.isascii() or not as_of.isdigit():
-        try:
-            # A number is an offset here, also one that is none.
-            return AsOf(time_ms=parse_time(as_of if not as_of.startswith("-") else ""))
-        except InvalidError:
-            raise InvalidError(
-                f"--as-of is {as_of!r}; allowed: an offset such as 1000, a time such as 2026-01-31T12:00:00Z, "
-                f"or snapshot:ID"
-            ) from None
-    if partition is None and topic.partitions > 1:
-        raise InvalidError(
-            f"--as-of {as_of}: {topic.name} has {topic.partitions} partitions, and an offset is one of a "
-            f"partition; say which with --partition, or give a time or a snapshot"
-        )
-    return AsOf(offset=int(as_of))
-
-
-def _start(
-    topic: Topic, start: str | None, from_time: str | None, partition: int | None
-) -> Start | Mapping[int, Start]:
-    if from_time is not None:
-        return topic.offsets_for_time(parse_time(from_time))
-    if start is None or start == "earliest":
-        return "earliest"
-    if start == "latest":
-        return "latest"
-    if not start.isascii() or not start.isdigit():
-        raise InvalidError(f"--from is {start!r}; allowed: earliest, latest, or an offset such as 1000")
-    if partition is None and topic.partitions > 1:
-        raise InvalidError(
-            f"--from {start}: {topic.name} has {topic.partitions} partitions, and an offset is one of a partition; "
-            f"say which with --partition"
-        )
-    return int(start)
 
 
 def _check_pipe() -> None:

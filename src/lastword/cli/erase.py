@@ -5,18 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lastword.cli.options import Session, TopicArgument, YesOption, command
 from lastword.cli.output import count, facts, heading, styled
 from lastword.errors import InvalidError
-
-if TYPE_CHECKING:
-    from lastword.erase import EraseReport
 
 
 def register(app: typer.Typer) -> None:
@@ -65,8 +61,8 @@ def erase(
     """
     keys = _keys(key or [], keys_file, key_base64 or [])
     # The question is asked before anything is locked: nobody should have to wait for an answer.
-    with session.read() as log:
-        log.topic(name)
+    backend = session.backend
+    backend.settings(name)
     question = (
         f"Erase every record of {count(len(keys), 'key')} from {name}, and with them all its older snapshots, "
         f"for ever?"
@@ -74,10 +70,10 @@ def erase(
     if not session.confirm(question, yes=yes):
         session.output.show({"topic": name, "erased": False}, "Nothing was erased.")
         raise typer.Exit(1)
-    with session.maintain() as log, session.output.progress(f"Erasing from {name}", unit="segments") as bar:
-        report = log.erase(name, keys, progress=bar.update)
-    session.output.show({"erased": not report.left, **asdict(report)}, *_parts(report))
-    if report.left:
+    with session.output.stages({"erase": (f"Erasing from {name}", "segments")}) as progress:
+        report = backend.erase(name, keys, progress=progress)
+    session.output.show(report, *_parts(report))
+    if report["left"]:
         raise typer.Exit(1)
 
 
@@ -98,27 +94,28 @@ def _keys(texts: list[str], file: Path | None, encoded: list[str]) -> list[bytes
     return list(dict.fromkeys(keys))
 
 
-def _parts(report: EraseReport) -> list[Any]:
-    if report.records_erased:
-        said = f"Erased {count(report.records_erased, 'record')} of {count(report.keys, 'key')} from {report.topic}."
+def _parts(report: dict[str, Any]) -> list[Any]:
+    topic, keys = report["topic"], count(report["keys"], "key")
+    if report["records_erased"]:
+        said = f"Erased {count(report['records_erased'], 'record')} of {keys} from {topic}."
     else:
-        said = f"No sealed record of {report.topic} had one of the {count(report.keys, 'key')}."
+        said = f"No sealed record of {topic} had one of the {keys}."
     parts: list[Any] = [
         said,
         facts(
             [
-                ("files written anew", f"{report.files_rewritten:,}"),
-                ("files removed", f"{report.files_removed:,}"),
-                ("snapshots forgotten", f"{report.snapshots_expired:,}"),
-                ("WAL files removed", f"{report.wal_files_removed:,}"),
+                ("files written anew", f"{report['files_rewritten']:,}"),
+                ("files removed", f"{report['files_removed']:,}"),
+                ("snapshots forgotten", f"{report['snapshots_expired']:,}"),
+                ("WAL files removed", f"{report['wal_files_removed']:,}"),
             ]
         ),
     ]
-    if report.left:
+    if report["left"]:
         return [
             *parts,
             heading("Left"),
-            *(styled(each, "red") for each in report.left),
+            *(styled(each, "red") for each in report["left"]),
             "It is not done. The worker goes on with it, or the same command does.",
         ]
     return [*parts, "No byte of them is left."]

@@ -22,12 +22,16 @@ from typer.main import get_command
 from lastword.cli import (
     compact,
     config,
+    connect,
     consume,
     describe,
     erase,
+    explain,
     history,
     produce,
     retention,
+    serve,
+    status,
     topic,
     verify,
     wal,
@@ -72,15 +76,19 @@ app = typer.Typer(
 app.add_typer(topic.app)
 describe.register(topic.app)
 history.register(topic.app)
+explain.register(topic.app)
 produce.register(app)
 consume.register(app)
 app.add_typer(config.app)
+app.add_typer(connect.app)
 app.add_typer(wal.app)
 app.add_typer(retention.app)
 compact.register(app, topic.app)
 verify.register(app)
 erase.register(app)
 worker.register(app)
+serve.register(app)
+status.register(app)
 
 
 class Terminated(BaseException):

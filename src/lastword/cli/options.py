@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from lastword.cli.output import Output
-from lastword.clock import SystemClock
-from lastword.errors import InvalidError, LockedError
+from lastword.errors import InvalidError
 
 if TYPE_CHECKING:
+    from lastword.cli.backend import Backend
     from lastword.log import Log
 
 T = TypeVar("T")
@@ -35,8 +35,6 @@ DEBUG_VARIABLE = "LASTWORD_DEBUG"
 DEFAULT_DATA = "lastword-data"
 SETTINGS_FILE = "lastword.yaml"
 """As lastword.log.CONFIG_FILE, which takes a second to import."""
-MAINTENANCE_WAIT_MS = 10_000
-"""How long a command waits for another one, or for a worker that seals, before it says who is in the way."""
 
 DataOption = Annotated[
     Path | None,
@@ -94,6 +92,22 @@ class Session:
     def data_folder(self) -> Path:
         return self.data or Path(os.environ.get(DATA_VARIABLE) or DEFAULT_DATA)
 
+    @property
+    def backend(self) -> Backend:
+        """Who does what commands ask for: the server that holds the data folder, else this process."""
+        from lastword import running
+        from lastword.cli.direct import Direct
+        from lastword.cli.remote import Remote
+
+        server = running.load(self.data_folder)
+        if server is None:
+            return Direct(self)
+        if self.config is not None:
+            self.output.warn(
+                f"a server holds {self.data_folder} (process {server.pid}): its settings count, not {self.config}"
+            )
+        return Remote(server)
+
     def read(self) -> Log:
         """Open the log for reading: nothing is locked, and another process may be writing it."""
         import lastword
@@ -114,10 +128,11 @@ class Session:
         asked to roll, and where there is none this process is it for a moment.
         """
         import lastword
+        from lastword.operations.maintaining import wait_for_maintenance
 
         with (
             lastword.open(self.data_folder, config=self.config, maintain_only=True, create=False) as log,
-            _wait_for_maintenance(log),
+            wait_for_maintenance(log),
         ):
             yield log
 
@@ -161,22 +176,6 @@ class Session:
         self.config = given.get("config") or self.config
         self.output.json = given.get("json", False) or self.output.json
         self.verbose += given.get("verbose", 0)
-
-
-def _wait_for_maintenance(log: Log) -> ExitStack:
-    """The maintenance role, which another command or a worker that seals may have for a moment."""
-    clock = SystemClock()
-    waited_ms = 0
-    held = ExitStack()
-    while True:
-        try:
-            held.enter_context(log.maintenance())
-            return held
-        except LockedError:
-            if waited_ms >= MAINTENANCE_WAIT_MS:
-                raise
-            clock.sleep_ms(100)
-            waited_ms += 100
 
 
 def command(

@@ -10,9 +10,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from lastword.operations.text import age as age
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -69,6 +71,25 @@ class Output:
             self._stop_bar = bar.stop
             yield bar
         self._stop_bar = None
+
+    @contextmanager
+    def stages(self, titles: dict[str, tuple[str, Unit]]) -> Iterator[Callable[..., None]]:
+        """A bar a stage, one after the other: call it with the name of a stage and its numbers."""
+        with ExitStack() as shown:
+            current: list[tuple[str, Progress]] = []
+
+            def report(stage: str, *numbers: Any) -> None:
+                if not current or current[0][0] != stage:
+                    shown.close()
+                    title, unit = titles[stage]
+                    current[:] = [(stage, shown.enter_context(self.progress(title, unit=unit)))]
+                bar = current[0][1]
+                if titles[stage][1] == "records":
+                    bar.update_records(*numbers)
+                else:
+                    bar.update(*numbers)
+
+            yield report
 
     def stop_progress(self) -> None:
         """Take a bar that another thread shows off the terminal."""
@@ -201,22 +222,6 @@ def size(size_bytes: int | None) -> str | None:
             return f"{size_bytes} B" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1000
     raise AssertionError
-
-
-def age(duration_ms: int | None) -> str | None:
-    """A duration for people, by its two largest units."""
-    if duration_ms is None:
-        return None
-    seconds = max(duration_ms, 0) // 1000
-    parts = [
-        (seconds // 86400, "d"),
-        (seconds // 3600 % 24, "h"),
-        (seconds // 60 % 60, "m"),
-        (seconds % 60, "s"),
-    ]
-    while len(parts) > 1 and parts[0][0] == 0:
-        parts.pop(0)
-    return " ".join(f"{amount}{unit}" for amount, unit in parts[:2])
 
 
 def offsets(first: int, end: int) -> str:

@@ -7,7 +7,6 @@ what stood before it is appended.
 
 from __future__ import annotations
 
-import itertools
 import os
 import stat
 import sys
@@ -16,13 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from lastword.cli.backend import Appender
 from lastword.cli.input_lines import (
     Format,
-    Parsed,
     json_format,
     key_value_format,
     read_runs,
@@ -31,12 +30,11 @@ from lastword.cli.input_lines import (
 from lastword.cli.options import Session, TopicArgument, command
 from lastword.cli.output import count, size, table
 from lastword.errors import InvalidError, InvalidRecordError, LastwordError
-
-if TYPE_CHECKING:
-    from lastword.batch import Compression
-    from lastword.topic import RecordPosition, Topic
+from lastword.record_json import Parsed
 
 STDIN = "standard input"
+PIECE_BYTES = 4 << 20
+"""Keys and values that are appended at once: what a server is sent in one request."""
 
 
 class CompressionName(StrEnum):
@@ -120,17 +118,16 @@ def produce(
 
     An empty value is a value. On a terminal each line is appended as it is typed; Ctrl-D ends it.
     """
-    from lastword.batch import Compression
-
     line_format = _format(separator, no_key=no_key, null_value=null_value, jsonl=jsonl)
-    with session.write() as log, _input(file) as source:
+    with session.backend.appender(name) as appender, _input(file) as source:
         job = _Job(
             session=session,
-            topic=log.topic(name),
+            topic=name,
+            appender=appender,
             source=source,
             line_format=line_format,
             partition=partition,
-            compression=Compression[compression.name],
+            compression=compression.value,
             batch_records=batch_records,
         )
         try:
@@ -218,11 +215,12 @@ class _Job:
     """One run of the command: reads, checks, appends, and counts what was appended."""
 
     session: Session
-    topic: Topic
+    topic: str
+    appender: Appender
     source: _Source
     line_format: Format
     partition: int | None
-    compression: Compression
+    compression: str
     batch_records: int
     records: int = 0
     size_bytes: int = 0
@@ -245,7 +243,7 @@ class _Job:
                     raise self._bad_line(*wrong, "Nothing was appended.")
                 progress.update(os.lseek(self.source.fd, 0, os.SEEK_CUR), size_bytes)
         os.lseek(self.source.fd, 0, os.SEEK_SET)
-        with self.session.output.progress(f"Appending to {self.topic.name}") as progress:
+        with self.session.output.progress(f"Appending to {self.topic}") as progress:
             for lines, bad in self._parsed_runs():
                 self._append_checked(lines, bad)
                 progress.update(os.lseek(self.source.fd, 0, os.SEEK_CUR), size_bytes)
@@ -287,56 +285,56 @@ class _Job:
 
     def _append_checked(self, lines: Sequence[_Numbered], bad: tuple[int, LastwordError] | None) -> None:
         """Append lines up to the first one that is wrong, and raise that."""
-        for partition, together in self._by_partition(lines):
+        for together in _pieces(lines):
             try:
-                self._append(partition, together)
+                self._append(together)
             except InvalidError:
                 wrong = self._first_wrong(together)
                 if wrong is None:
                     raise
-                self._append(partition, [each for each in together if each.number < wrong[0]])
+                self._append([each for each in together if each.number < wrong[0]])
                 raise self._bad_line(*wrong, self._appended()) from None
         if bad is not None:
             raise self._bad_line(*bad, self._appended())
 
-    def _append(self, partition: int | None, lines: Sequence[_Numbered]) -> None:
+    def _append(self, lines: Sequence[_Numbered]) -> None:
         if not lines:
             return
-        records = [each.parsed.record for each in lines]
-        positions = self.topic.append_many(records, partition=partition, compression=self.compression)
+        records = [each.parsed for each in lines]
+        for partition, offset in self.appender.append(
+            records, partition=self.partition, compression=self.compression
+        ):
+            self._count(partition, offset)
         self.records += len(records)
-        self.size_bytes += sum(len(each.key or b"") + len(each.value or b"") for each in records)
-        for position in positions:
-            self._count(position)
+        self.size_bytes += sum(_size(each) for each in records)
 
     def _first_wrong(self, lines: Sequence[_Numbered]) -> tuple[int, LastwordError] | None:
         """The first line that the topic refuses, and why."""
-        for partition, together in self._by_partition(lines):
+        for together in _pieces(lines):
             try:
-                self.topic.check_many([each.parsed.record for each in together], partition=partition)
+                self.appender.check([each.parsed for each in together], partition=self.partition)
                 continue
             except InvalidError:
                 pass
-            for each in together:
+            # Halves: the first wrong line is in the first half that is refused.
+            while len(together) > 1:
+                half = together[: len(together) // 2]
                 try:
-                    self.topic.check_many([each.parsed.record], partition=partition)
-                except InvalidError as error:
-                    return each.number, error
+                    self.appender.check([each.parsed for each in half], partition=self.partition)
+                    together = together[len(half) :]
+                except InvalidError:
+                    together = half
+            try:
+                self.appender.check([together[0].parsed], partition=self.partition)
+            except InvalidError as error:
+                return together[0].number, error
         return None
-
-    def _by_partition(self, lines: Sequence[_Numbered]) -> Iterator[tuple[int | None, list[_Numbered]]]:
-        """Neighbours that go to the same place, so that the order within a partition is that of the lines."""
-        if self.partition is not None:
-            yield self.partition, list(lines)
-            return
-        for partition, together in itertools.groupby(lines, lambda each: each.parsed.partition):
-            yield partition, list(together)
 
     # ------------------------------------------------------------------------------------------ report
 
-    def _count(self, position: RecordPosition) -> None:
-        got = self.ranges.setdefault(position.partition, _Range(position.offset, position.offset))
-        got.last_offset = position.offset
+    def _count(self, partition: int, offset: int) -> None:
+        got = self.ranges.setdefault(partition, _Range(offset, offset))
+        got.last_offset = offset
         got.records += 1
 
     def _appended(self) -> str:
@@ -352,7 +350,7 @@ class _Job:
     def show_summary(self) -> None:
         self.session.output.show(
             {
-                "topic": self.topic.name,
+                "topic": self.topic,
                 "records": self.records,
                 "size_bytes": self.size_bytes,
                 "partitions": [
@@ -365,7 +363,7 @@ class _Job:
                     for partition, got in sorted(self.ranges.items())
                 ],
             },
-            f"Appended {count(self.records, 'record')} ({size(self.size_bytes)}) to {self.topic.name}.",
+            f"Appended {count(self.records, 'record')} ({size(self.size_bytes)}) to {self.topic}.",
             *(
                 [
                     table(
@@ -380,3 +378,19 @@ class _Job:
                 else []
             ),
         )
+
+
+def _pieces(lines: Sequence[_Numbered]) -> Iterator[Sequence[_Numbered]]:
+    """Lines in runs that are appended at once, none much larger than PIECE_BYTES."""
+    first, size_bytes = 0, 0
+    for index, line in enumerate(lines):
+        if size_bytes >= PIECE_BYTES:
+            yield lines[first:index]
+            first, size_bytes = index, 0
+        size_bytes += _size(line.parsed)
+    if first < len(lines):
+        yield lines[first:]
+
+
+def _size(parsed: Parsed) -> int:
+    return len(parsed.record.key or b"") + len(parsed.record.value or b"")

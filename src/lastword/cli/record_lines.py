@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lastword.record_json import record_data
 
 if TYPE_CHECKING:
     from lastword.record import Record
@@ -16,9 +17,6 @@ NULL = "<null>"
 EMPTY = "<empty>"
 NO_TIME = "<no timestamp>"
 _MARKS = (TOMBSTONE, NULL, EMPTY)
-
-# The values of message.timestamp.type, by TimestampType; the third is Kafka's name for none.
-_TIMESTAMP_TYPES = {0: "CreateTime", 1: "LogAppendTime", -1: "NoTimestampType"}
 
 _OFFSET_WIDTH = 8
 _TIME_WIDTH = 24
@@ -83,27 +81,7 @@ def time_text(timestamp_ms: int) -> str:
 
 def json_line(record: Record) -> str:
     """A record as one JSON object. What is not UTF-8 comes in base64, under another name."""
-    return json.dumps(
-        {
-            "partition": record.partition,
-            "offset": record.offset,
-            "timestamp": record.timestamp_ms,
-            "timestamp_type": _TIMESTAMP_TYPES[record.timestamp_type],
-            **json_bytes("key", record.key),
-            **json_bytes("value", record.value),
-            "headers": [{"key": name, **json_bytes("value", value)} for name, value in record.headers],
-        },
-        ensure_ascii=False,
-    )
-
-
-def json_bytes(name: str, data: bytes | None) -> dict[str, Any]:
-    if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
+    return json.dumps(record_data(record), ensure_ascii=False)
 
 
 def _partition_width(partitions: int) -> int:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lastword.cli.options import Session, command, group
 from lastword.cli.output import age, heading, offsets, size, styled, table
-
-if TYPE_CHECKING:
-    from lastword.log import MaintenanceReport
 
 app = group(
     "retention",
@@ -40,132 +37,76 @@ def run(
 
     Only what is sealed is touched. The exit code is 1 if something could not be done; the rest is.
     """
-    with session.read() if dry_run else session.maintain() as log:
-        report = log.run_retention(dry_run=dry_run, topics=topic or None)
-    session.output.show(_data(report, dry_run=dry_run), *_parts(report, dry_run=dry_run))
-    if report.problems or report.wal.errors:
+    report = session.backend.run_retention(dry_run=dry_run, topics=topic or None)
+    session.output.show(report, *_parts(report))
+    if report["problems"]:
         raise typer.Exit(1)
 
 
-def _parts(report: MaintenanceReport, *, dry_run: bool) -> list[Any]:
+def _parts(report: dict[str, Any]) -> list[Any]:
     parts: list[Any] = []
     if rows := _rows(report):
         parts += [table(["what", "topic", ">partition", ">offsets", ">size", ">age", "rule"], rows), ""]
     totals = _totals(report)
     if any(number for _, number, _, _ in totals):
         parts += [
-            styled("In all would go:" if dry_run else "Gone in all:", "bold"),
+            styled("In all would go:" if report["dry_run"] else "Gone in all:", "bold"),
             table(["what", ">number", ">size", "why"], totals),
         ]
     else:
         parts.append("There is nothing to remove.")
-    if any(plan.removals for plan in report.removed):
+    if report["segments"]:
         parts.append("The file of a segment goes when no snapshot names it any more.")
-    if problems := [*report.problems, *(("(WAL)", each) for each in report.wal.errors)]:
+    if problems := report["problems"]:
         parts += [
             heading("Problems"),
-            table(["topic", "problem"], [(topic, styled(why, "red")) for topic, why in problems]),
+            table(
+                ["topic", "problem"],
+                [(each["topic"] or "(WAL)", styled(each["problem"], "red")) for each in problems],
+            ),
         ]
     return parts
 
 
-def _rows(report: MaintenanceReport) -> list[tuple[object, ...]]:
-    segments = [
-        (
-            "segment",
-            plan.topic,
-            each.segment.partition,
-            offsets(each.segment.first_offset, each.segment.last_offset + 1),
-            size(each.segment.size_bytes),
-            age(each.age_ms),
-            each.rule,
-        )
-        for plan in report.removed
-        for each in plan.removals
-    ]
+def _rows(report: dict[str, Any]) -> list[tuple[object, ...]]:
+    segments = [("segment", each, each["last_offset"] + 1) for each in report["segments"]]
     wal_files = [
-        (
-            "WAL file",
-            each.topic,
-            each.partition,
-            offsets(each.file.first_offset, each.file.end_offset or each.file.first_offset),
-            size(each.file.size_bytes),
-            age(each.age_ms),
-            each.rule,
-        )
-        for each in report.wal.deletions
+        ("WAL file", each, each["end_offset"] or each["first_offset"]) for each in report["wal_files"]
     ]
-    return [*segments, *wal_files]
+    return [
+        (
+            what,
+            each["topic"],
+            each["partition"],
+            offsets(each["first_offset"], end),
+            size(each["size_bytes"]),
+            age(each["age_ms"]),
+            each["rule"],
+        )
+        for what, each, end in [*segments, *wal_files]
+    ]
 
 
-def _totals(report: MaintenanceReport) -> list[tuple[str, int, str | None, str]]:
-    collected = report.collected.values()
+def _totals(report: dict[str, Any]) -> list[tuple[str, int, str | None, str]]:
+    collected = report["files"].values()
     return [
         (
             "segments",
-            sum(len(plan.removals) for plan in report.removed),
-            size(sum(plan.size_bytes for plan in report.removed)),
+            len(report["segments"]),
+            size(sum(each["size_bytes"] for each in report["segments"])),
             "retention.ms, retention.bytes, below the log start",
         ),
         (
             "WAL files",
-            len(report.wal.deletions),
-            size(report.wal.size_bytes),
+            len(report["wal_files"]),
+            size(sum(each["size_bytes"] or 0 for each in report["wal_files"])),
             "sealed, and local.retention.* or wal.max.bytes",
         ),
-        ("snapshots", sum(report.expired_snapshots.values()), None, "snapshot.retention.ms"),
+        ("snapshots", sum(report["snapshots"].values()), None, "snapshot.retention.ms"),
         (
             "files",
-            sum(len(each.files) for each in collected),
-            size(sum(each.size_bytes for each in collected)),
+            sum(len(each["files"]) for each in collected),
+            size(sum(each["size_bytes"] for each in collected)),
             "no snapshot names them, collect.grace.ms",
         ),
     ]
-
-
-def _data(report: MaintenanceReport, *, dry_run: bool) -> dict[str, Any]:
-    return {
-        "dry_run": dry_run,
-        "segments": [
-            {
-                "topic": plan.topic,
-                "partition": each.segment.partition,
-                "first_offset": each.segment.first_offset,
-                "last_offset": each.segment.last_offset,
-                "records": each.segment.records,
-                "size_bytes": each.segment.size_bytes,
-                "path": each.segment.path,
-                "age_ms": each.age_ms,
-                "rule": each.rule,
-            }
-            for plan in report.removed
-            for each in plan.removals
-        ],
-        "log_starts": [
-            {"topic": plan.topic, "partition": partition, "log_start": log_start}
-            for plan in report.removed
-            for partition, log_start in plan.log_starts
-        ],
-        "wal_files": [
-            {
-                "topic": each.topic,
-                "partition": each.partition,
-                "path": str(each.path),
-                "first_offset": each.file.first_offset,
-                "end_offset": each.file.end_offset,
-                "size_bytes": each.file.size_bytes,
-                "age_ms": each.age_ms,
-                "rule": each.rule,
-            }
-            for each in report.wal.deletions
-        ],
-        "snapshots": dict(report.expired_snapshots),
-        "files": {
-            topic: {"files": list(each.files), "size_bytes": each.size_bytes}
-            for topic, each in report.collected.items()
-        },
-        "problems": [
-            *({"topic": topic, "problem": why} for topic, why in report.problems),
-            *({"topic": None, "problem": why} for why in report.wal.errors),
-        ],
-    }

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lastword.cli.options import Session, TopicArgument, YesOption, command, group
 from lastword.cli.output import count, heading, offsets, size, styled, table
 from lastword.errors import InvalidConfigError, InvalidError, UnknownTopicError
-
-if TYPE_CHECKING:
-    from lastword.config import EffectiveSetting
-    from lastword.tiering import SealReport
 
 POLICY = "cleanup.policy"
 
@@ -67,19 +63,11 @@ def create(
 ) -> None:
     """Create a topic, and the data folder if it is not there yet."""
     settings = take_settings(session, config or [], cleanup_policy)
-    with session.write(create=True) as log:
-        topic = log.create_topic(name, partitions=partitions, config=settings)
-        policy = next(each.value for each in log.explain_config(name) if each.key == POLICY)
-        session.output.show(
-            {
-                "topic": topic.name,
-                "id": str(topic.id),
-                "partitions": topic.partitions,
-                "cleanup_policy": policy,
-                "config": dict(topic.config),
-            },
-            f"Created topic {name}: {count(topic.partitions, 'partition')}, {POLICY} {policy}.",
-        )
+    made = session.backend.create_topic(name, partitions=partitions, config=settings)
+    session.output.show(
+        made,
+        f"Created topic {name}: {count(made['partitions'], 'partition')}, {POLICY} {made['cleanup_policy']}.",
+    )
 
 
 @command(
@@ -90,6 +78,7 @@ def create(
         "lastword topic alter users --delete-config retention.ms",
         "lastword topic alter users --partitions 24",
     ],
+    shown=["lastword.log"],
 )
 def alter(
     session: Session,
@@ -118,25 +107,17 @@ def alter(
         raise InvalidError("There is nothing to change; give --config, --delete-config or --partitions.")
     if both := sorted(set(settings) & set(unset)):
         raise InvalidConfigError(f"{both[0]!r} is both set and taken back; do one of them")
-    with session.write() as log:
-        topic = log.topic(name)
-        before = {each.key: each for each in log.explain_config(name)}
-        partitions_before = topic.partitions
-        topic = log.alter_topic(name, set_config=settings, unset=unset, partitions=partitions)
-        after = {each.key: each for each in log.explain_config(name)}
-        changed = [key for key in after if before.get(key) != after[key]]
-    rows = [(key, _with_source(before[key]), _with_source(after[key])) for key in changed]
-    if topic.partitions != partitions_before:
-        rows.append(("partitions", str(partitions_before), str(topic.partitions)))
+    done = session.backend.alter_topic(name, set_config=settings, unset=unset, partitions=partitions)
+    if done["warning"] is not None:
+        session.output.warn(done["warning"])
+    rows = [
+        (key, _with_source(change["before"]), _with_source(change["after"]))
+        for key, change in done["changed"].items()
+    ]
+    if done["partitions"]["before"] != done["partitions"]["after"]:
+        rows.append(("partitions", str(done["partitions"]["before"]), str(done["partitions"]["after"])))
     session.output.show(
-        {
-            "topic": name,
-            "partitions": {"before": partitions_before, "after": topic.partitions},
-            "changed": {
-                key: {"before": _setting_data(before[key]), "after": _setting_data(after[key])}
-                for key in changed
-            },
-        },
+        done,
         f"Changed topic {name}." if rows else f"Topic {name} is as it was.",
         *([table(["setting", "before", "now"], rows)] if rows else []),
     )
@@ -165,12 +146,8 @@ def take_settings(session: Session, given: list[str], cleanup_policy: str | None
     return settings
 
 
-def _with_source(setting: EffectiveSetting) -> str:
-    return f"{setting.value or 'not set'} ({setting.source})"
-
-
-def _setting_data(setting: EffectiveSetting) -> dict[str, str]:
-    return {"value": setting.value, "source": setting.source}
+def _with_source(setting: dict[str, str]) -> str:
+    return f"{setting['value'] or 'not set'} ({setting['source']})"
 
 
 # ------------------------------------------------------------------------------------------------ list
@@ -179,36 +156,24 @@ def _setting_data(setting: EffectiveSetting) -> dict[str, str]:
 @command(app, "list", examples=["lastword topic list", "lastword topic list --json"])
 def list_topics(session: Session) -> None:
     """List the topics."""
-    with session.read() as log:
-        found = [(info, log.config.explain(info.name, info.config)) for info in log.topic_infos()]
-    rows = [(info, next(each.value for each in settings if each.key == POLICY)) for info, settings in found]
-    data = [
-        {
-            "name": info.name,
-            "id": str(info.id),
-            "partitions": info.partitions,
-            "cleanup_policy": policy,
-            "config": dict(info.config),
-        }
-        for info, policy in rows
-    ]
-    if not rows:
-        session.output.show(data, f"There are no topics in {session.data_folder}.")
+    found = session.backend.topics()
+    if not found:
+        session.output.show(found, f"There are no topics in {session.data_folder}.")
         return
     shown = table(
         ["topic", ">partitions", POLICY, "settings of its own"],
         [
             (
-                info.name,
-                info.partitions,
-                policy,
-                ", ".join(f"{key}={value}" for key, value in sorted(info.config.items()) if key != POLICY)
+                each["name"],
+                each["partitions"],
+                each["cleanup_policy"],
+                ", ".join(f"{key}={value}" for key, value in sorted(each["config"].items()) if key != POLICY)
                 or None,
             )
-            for info, policy in rows
+            for each in found
         ],
     )
-    session.output.show(data, shown)
+    session.output.show(found, shown)
 
 
 # ------------------------------------------------------------------------- delete, seal, delete-records
@@ -218,17 +183,17 @@ def list_topics(session: Session) -> None:
 def delete(session: Session, name: TopicArgument, yes: YesOption = False) -> None:
     """Delete a topic with all its records and the positions of its readers."""
     # The question is asked before the log is locked: nobody should have to wait for an answer.
-    with session.read() as log:
-        info = next((each for each in log.topic_infos() if each.name == name), None)
-    if info is None:
+    backend = session.backend
+    found = next((each for each in backend.topics() if each["name"] == name), None)
+    if found is None:
         raise UnknownTopicError(f"there is no topic {name!r}")
-    question = f"Delete topic {name} ({count(info.partitions, 'partition')}) with everything in it, for ever?"
+    question = (
+        f"Delete topic {name} ({count(found['partitions'], 'partition')}) with everything in it, for ever?"
+    )
     if not session.confirm(question, yes=yes):
         session.output.show({"topic": name, "deleted": False}, "Nothing was deleted.")
         raise typer.Exit(1)
-    with session.write() as log:
-        log.delete_topic(name)
-    session.output.show({"topic": name, "deleted": True}, f"Deleted topic {name}.")
+    session.output.show(backend.delete_topic(name), f"Deleted topic {name}.")
 
 
 @command(
@@ -242,62 +207,48 @@ def seal(session: Session, name: TopicArgument) -> None:
 
     The exit code is 1 if a partition could not be sealed; the others are.
     """
-    with session.maintain() as log, session.output.progress(f"Sealing {name}") as progress:
-        report = log.topic(name).seal(progress=progress.update)
-    _show_sealed(session, report)
-    if report.problems:
+    with session.output.stages({"seal": (f"Sealing {name}", "bytes")}) as progress:
+        report = session.backend.seal(name, progress=progress)
+    session.output.show(report, *_sealed_parts(report))
+    if report["problems"]:
         raise typer.Exit(1)
 
 
-def _show_sealed(session: Session, report: SealReport) -> None:
-    from dataclasses import asdict
-
+def _sealed_parts(report: dict[str, Any]) -> list[Any]:
+    topic, segments = report["topic"], report["segments"]
     parts: list[Any] = []
-    if report.segments:
+    if segments:
         parts += [
-            f"Sealed {count(report.records, 'record')} of {report.topic} in {report.duration_s:.1f} s:",
+            f"Sealed {count(report['records'], 'record')} of {topic} in {report['duration_s']:.1f} s:",
             table(
                 [">partition", ">offsets", ">records", ">size"],
                 [
                     (
-                        each.partition,
-                        offsets(each.first_offset, each.last_offset + 1),
-                        each.records,
-                        size(each.size_bytes),
+                        each["partition"],
+                        offsets(each["first_offset"], each["last_offset"] + 1),
+                        each["records"],
+                        size(each["size_bytes"]),
                     )
-                    for each in report.segments
+                    for each in segments
                 ],
-                total=("all", "", report.records, size(report.size_bytes))
-                if len(report.segments) > 1
+                total=("all", "", report["records"], size(report["size_bytes"]))
+                if len(segments) > 1
                 else None,
             ),
         ]
-    elif report.files:
-        parts.append(
-            f"The WAL of {report.topic} held only records below the log start; nothing was left to seal."
-        )
-    elif not report.problems:
-        parts.append(f"Everything in {report.topic} is sealed already.")
-    if report.problems:
+    elif report["wal_files"]:
+        parts.append(f"The WAL of {topic} held only records below the log start; nothing was left to seal.")
+    elif not report["problems"]:
+        parts.append(f"Everything in {topic} is sealed already.")
+    if report["problems"]:
         parts += [
-            heading("Not sealed") if parts else f"Nothing of {report.topic} was sealed.",
+            heading("Not sealed") if parts else f"Nothing of {topic} was sealed.",
             table(
                 [">partition", "problem"],
-                [(partition, styled(why, "red")) for partition, why in report.problems],
+                [(each["partition"], styled(each["problem"], "red")) for each in report["problems"]],
             ),
         ]
-    data = {
-        "topic": report.topic,
-        "segments": [asdict(each) for each in report.segments],
-        "records": report.records,
-        "size_bytes": report.size_bytes,
-        "wal_files": report.files,
-        "wal_bytes": report.wal_bytes,
-        "duration_s": round(report.duration_s, 3),
-        "snapshot_id": report.snapshot_id,
-        "problems": [{"partition": partition, "problem": why} for partition, why in report.problems],
-    }
-    session.output.show(data, *parts)
+    return parts
 
 
 @command(
@@ -322,14 +273,10 @@ def delete_records(
     ],
 ) -> None:
     """Delete the records of a partition before an offset. No read shows them any more."""
-    with session.write() as log:
-        topic = log.topic(name)
-        old_start = topic.extents()[partition].log_start if 0 <= partition < topic.partitions else 0
-        log_start = topic.delete_records({partition: before})[partition]
+    done = session.backend.delete_records(name, partition=partition, before=before)
+    old_start, log_start = done["log_start_before"], done["log_start"]
     if log_start > old_start:
         said = f"Deleted the offsets {offsets(old_start, log_start)} of {name} partition {partition}."
     else:
         said = f"There was nothing to delete: {name} partition {partition} starts at {log_start}."
-    session.output.show(
-        {"topic": name, "partition": partition, "log_start_before": old_start, "log_start": log_start}, said
-    )
+    session.output.show(done, said)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lastword.cli.options import Session, TopicArgument, command
 from lastword.cli.output import count, facts, styled, table
-from lastword.cli.record_lines import json_bytes, text, time_text
-
-if TYPE_CHECKING:
-    from lastword.segments.table import Snapshot
-    from lastword.verify import VerifyReport
+from lastword.cli.record_lines import text, time_text
+from lastword.record_json import bytes_of
 
 
 def register(app: typer.Typer) -> None:
@@ -55,89 +52,61 @@ def verify(
     something is wrong. `topic history` lists the snapshots.
     """
 
-    def compare() -> VerifyReport:
-        with session.read() as log, session.output.progress(f"Comparing snapshots of {name}", unit="time"):
-            return log.verify(name, before=before, after=after)
-
-    report = session.in_background(compare)
-    session.output.show(_data(report), *_parts(report))
-    if not report.holds:
+    with session.output.progress(f"Comparing snapshots of {name}", unit="time"):
+        report = session.backend.verify(name, before=before, after=after)
+    session.output.show(report, *_parts(report))
+    if not report["holds"]:
         raise typer.Exit(1)
 
 
-def _parts(report: VerifyReport) -> list[Any]:
-    gone = sum(report.gone.values())
+def _parts(report: dict[str, Any]) -> list[Any]:
+    gone = sum(report["gone"].values())
     parts: list[Any] = [
         facts(
             [
-                ("topic", report.topic),
-                ("before", _snapshot_text(report.before, report.records_before)),
-                ("after", _snapshot_text(report.after, report.records_after)),
-                ("keys", f"{report.keys:,}"),
+                ("topic", report["topic"]),
+                ("before", _snapshot_text(report["before"])),
+                ("after", _snapshot_text(report["after"])),
+                ("keys", f"{report['keys']:,}"),
             ]
         ),
         "",
     ]
-    if report.gone:
+    if report["gone"]:
         parts += [
             table(
                 ["gone, because it is", ">records"],
-                sorted(report.gone.items()),
-                total=("all", gone) if len(report.gone) > 1 else None,
+                sorted(report["gone"].items()),
+                total=("all", gone) if len(report["gone"]) > 1 else None,
             ),
             "",
         ]
     else:
         parts += ["No record is gone.", ""]
-    if report.holds:
+    if report["holds"]:
         return [*parts, styled("Nothing was lost.", "bold green")]
     parts += [
-        styled(f"{count(report.problem_count, 'problem')}:", "bold red"),
+        styled(f"{count(report['problem_count'], 'problem')}:", "bold red"),
         table(
             [">partition", ">offset", "key", "problem"],
             [
-                (each.partition, each.offset, text(each.key, str), styled(each.what, "red"))
-                for each in report.problems
+                (
+                    each["partition"],
+                    each["offset"],
+                    text(bytes_of(each, "key"), str),
+                    styled(each["problem"], "red"),
+                )
+                for each in report["problems"]
             ],
         ),
     ]
-    if report.problem_count > len(report.problems):
-        parts.append(f"These are the first {len(report.problems)}.")
+    if report["problem_count"] > len(report["problems"]):
+        parts.append(f"These are the first {len(report['problems'])}.")
     return parts
 
 
-def _snapshot_text(snapshot: Snapshot, records: int) -> str:
+def _snapshot_text(snapshot: dict[str, Any]) -> str:
     return (
-        f"snapshot {snapshot.id}, {snapshot.operation} of {time_text(snapshot.committed_ms)}, "
-        f"{count(records, 'record')}"
+        f"snapshot {snapshot['snapshot_id']}, {snapshot['operation']} of {time_text(snapshot['committed_ms'])}, "
+        f"{count(snapshot['records'], 'record')}"
     )
-
-
-def _data(report: VerifyReport) -> dict[str, Any]:
-    return {
-        "topic": report.topic,
-        "holds": report.holds,
-        "before": _snapshot_data(report.before, report.records_before),
-        "after": _snapshot_data(report.after, report.records_after),
-        "keys": report.keys,
-        "gone": dict(report.gone),
-        "problem_count": report.problem_count,
-        "problems": [
-            {
-                "partition": each.partition,
-                "offset": each.offset,
-                **json_bytes("key", each.key),
-                "problem": each.what,
-            }
-            for each in report.problems
-        ],
-    }
-
-
-def _snapshot_data(snapshot: Snapshot, records: int) -> dict[str, Any]:
-    return {
-        "snapshot_id": snapshot.id,
-        "committed_ms": snapshot.committed_ms,
-        "operation": snapshot.operation,
-        "records": records,
-    }

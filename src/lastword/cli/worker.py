@@ -8,23 +8,18 @@ not get it here.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lastword.cli.direct import run_until_signal
 from lastword.cli.options import Session, command, set_up_logging
 from lastword.cli.output import age, facts, heading, styled, table
 
 if TYPE_CHECKING:
     from lastword.config import BrokerConfig
     from lastword.log import Log
-    from lastword.worker import Worker
 
 
 def register(app: typer.Typer) -> None:
@@ -50,42 +45,20 @@ def worker(
     from lastword.clock import SystemClock
     from lastword.locks import Role, RoleLock
 
+    if once:
+        # Its errors are in the result.
+        set_up_logging(session.verbose, ["lastword.worker", "lastword.log", "lastword.compaction.job"])
+        _show_status(session, session.backend.run_worker_once())
+        return
     with lastword.open(session.data_folder, config=session.config, maintain_only=True, create=False) as log:
         os.nice(log.config.worker_nice)
         made = log.worker()
-        if once:
-            # Its errors are in the result.
-            set_up_logging(session.verbose, ["lastword.worker", "lastword.log", "lastword.compaction.job"])
-            with RoleLock.acquire(log.path, Role.WORKER, SystemClock()):
-                _run_until_signal(made.run_all, made)
-            _show_status(session, made)
-            return
         # Before anything is said: another worker may be there.
         RoleLock.acquire(log.path, Role.WORKER, SystemClock(), brief=True).release()
         _show_start(session, log)
-        _run_until_signal(made.run, made)
+        run_until_signal(made.run, made)
     if not session.output.json:
         session.output.show(None, "Stopped.")
-
-
-def _run_until_signal(run: Callable[[], None], made: Worker) -> None:
-    with _stopping(made), ThreadPoolExecutor(1, thread_name_prefix="lastword-worker") as pool:
-        pool.submit(run).result()
-
-
-@contextmanager
-def _stopping(made: Worker) -> Iterator[None]:
-    """While it is entered, Ctrl-C and SIGTERM ask the worker to end."""
-
-    def stop(_signal: int, _frame: object) -> None:
-        made.stop()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _show_start(session: Session, log: Log) -> None:
@@ -116,6 +89,7 @@ _WHAT = {
     "delete": "removes sealed WAL files by local.retention.*",
     "expire": "forgets old snapshots",
     "collect": "removes files that nothing names",
+    "measure": "looks at sizes and lags, for metrics",
 }
 
 
@@ -129,36 +103,37 @@ def _duration(duration_ms: int) -> str | None:
     return age(duration_ms) if duration_ms % 1000 == 0 else f"{duration_ms} ms"
 
 
-def _show_status(session: Session, made: Worker) -> None:
-    status = made.status
-    ran = {name: job for name, job in status.jobs.items() if job.last_run_ms is not None}
+def _show_status(session: Session, status: dict[str, Any]) -> None:
+    session.output.show(status, *job_parts(status))
+    if status["failing"] or any(job["last_error"] for job in status["jobs"].values()):
+        raise typer.Exit(1)
+
+
+def job_parts(status: dict[str, Any]) -> list[Any]:
+    """How each job went that has run, and what could not be compacted."""
+    ran = {name: job for name, job in status["jobs"].items() if job["last_run_ms"] is not None}
     parts: list[Any] = [
         table(
             ["job", ">time", "result"],
             [
                 (
                     name,
-                    f"{job.last_duration_s or 0:.1f} s",
-                    styled(f"failed: {job.last_error}", "red") if job.last_error else "done",
+                    f"{job['last_duration_s'] or 0:.1f} s",
+                    styled(f"failed: {job['last_error']}", "red") if job["last_error"] else "done",
                 )
                 for name, job in ran.items()
             ],
         )
     ]
-    if status.failing:
+    if status["failing"]:
         parts += [
             heading("Not compacted"),
             table(
                 ["topic", ">partition", "problem"],
-                [(each.topic, each.partition, styled(each.message, "red")) for each in status.failing],
+                [
+                    (each["topic"], each["partition"], styled(each["message"], "red"))
+                    for each in status["failing"]
+                ],
             ),
         ]
-    session.output.show(
-        {
-            "jobs": {name: asdict(job) for name, job in status.jobs.items()},
-            "failing": [asdict(each) for each in status.failing],
-        },
-        *parts,
-    )
-    if status.failing or any(job.last_error for job in ran.values()):
-        raise typer.Exit(1)
+    return parts

@@ -1,0 +1,353 @@
+"""The paths of the admin API. Handlers without `async` run on the admin's threads; none touches the broker's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+
+from lastword import running
+from lastword.admin import exposition, health, models, problems
+from lastword.admin.desk import Desk, GroupAdmin, keys_of
+from lastword.admin.jobs import EVENTS, Jobs
+from lastword.admin.page import page
+from lastword.channel import ReportProgress
+from lastword.errors import InvalidError, InvalidRecordError, UnavailableError
+from lastword.operations import describing, explaining, records, topics, wal
+from lastword.record_json import Parsed, bytes_of, parse_record
+
+Data = dict[str, Any]
+
+MAX_RECORDS = 10_000
+MAX_BYTES = 16 << 20
+GROUPS_S = 10.0
+CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "model": models.Problem,
+        "description": "What is wrong, and what is allowed.",
+        "content": {problems.MEDIA_TYPE: {}},
+    }
+}
+_JOB: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "What was done. With `Accept: text/event-stream`: `progress` events, then one `result` or "
+        "`problem`.",
+        "content": {"application/json": {}, EVENTS: {}},
+    }
+}
+
+
+def build(
+    desk: Desk,
+    jobs: Jobs,
+    *,
+    version: str,
+    broker: Callable[[], tuple[health.Listens | None, asyncio.AbstractEventLoop | None]] = lambda: (
+        None,
+        None,
+    ),
+    groups: Callable[[], GroupAdmin | None] = lambda: None,
+    erased: Callable[[str], None] = lambda _topic: None,
+) -> FastAPI:
+    """The app. `broker` and `groups` are asked for at each request; `erased` is told of topics that lost keys."""
+    app = FastAPI(
+        title="Lastword",
+        summary="The admin API of a Lastword server: everything that the command line does.",
+        version=version,
+        responses=_ERRORS,
+        docs_url=None,
+        redoc_url=None,
+    )
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page(app.openapi()), headers={"Content-Security-Policy": CONTENT_POLICY})
+
+    problems.install(app)
+    _add_topics(app, desk)
+    _add_records(app, desk)
+    _add_jobs(app, desk, jobs, erased)
+    _add_groups(app, desk, broker, groups)
+    _add_health(app, desk, broker)
+    return app
+
+
+def _add_topics(app: FastAPI, desk: Desk) -> None:
+    log = desk.log
+
+    @app.get("/v1/topics", tags=["topics"])
+    def list_topics() -> list[Data]:
+        """Every topic, with the settings of its own."""
+        return topics.list_topics(log)
+
+    @app.post("/v1/topics", tags=["topics"], status_code=201)
+    def create_topic(new: models.NewTopic) -> Data:
+        """Create a topic."""
+        return topics.create_topic(log, new.name, partitions=new.partitions, config=new.config)
+
+    @app.get("/v1/topics/{topic}", tags=["topics"])
+    def describe_topic(topic: str) -> Data:
+        """What a topic is, where its records are, what compaction has to do, what is wrong."""
+        return describing.describe_topic(log, topic)
+
+    @app.patch("/v1/topics/{topic}", tags=["topics"])
+    def alter_topic(topic: str, changes: models.TopicChanges) -> Data:
+        """Change settings, take them back, add partitions."""
+        return topics.alter_topic(
+            log, topic, set_config=changes.set, unset=changes.unset, partitions=changes.partitions
+        )
+
+    @app.delete("/v1/topics/{topic}", tags=["topics"])
+    def delete_topic(topic: str) -> Data:
+        """Delete a topic with all its records and the positions of its readers."""
+        return topics.delete_topic(log, topic)
+
+    @app.get("/v1/topics/{topic}/config", tags=["settings"])
+    def topic_config(topic: str) -> list[Data]:
+        """Each setting that holds for a topic, and where it comes from."""
+        return topics.settings(log, topic)
+
+    @app.get("/v1/config", tags=["settings"])
+    def broker_config() -> list[Data]:
+        """Each setting that topics inherit or that is the broker's, and where it comes from. Secrets are masked."""
+        return topics.settings(log, None)
+
+    @app.get("/v1/topics/{topic}/history", tags=["topics"])
+    def history(topic: str) -> Data:
+        """The snapshots that are kept, oldest first, and what each did."""
+        return topics.history(log, topic)
+
+    @app.post("/v1/topics/{topic}/delete-records", tags=["topics"])
+    def delete_records(topic: str, wanted: models.DeleteRecords) -> Data:
+        """Delete the records of a partition before an offset."""
+        return topics.delete_records(log, topic, partition=wanted.partition, before=wanted.before)
+
+    @app.get("/v1/wal", tags=["WAL"])
+    def show_wal(topic: Annotated[str | None, Query(description="Only this topic.")] = None) -> list[Data]:
+        """The WAL files of each partition, what is kept aside, and known damage."""
+        return wal.show_wal(log, topic)
+
+    @app.get("/v1/topics/{topic}/wal/damage", tags=["WAL"])
+    def wal_damage(topic: str) -> Data:
+        """The damaged ranges of a topic's WAL."""
+        return wal.wal_damage(log, topic)
+
+    @app.post("/v1/topics/{topic}/wal/skip-damage", tags=["WAL"])
+    def skip_damage(topic: str, _nothing: models.Nothing) -> Data:
+        """Leave the damaged ranges behind, for ever; the damaged files are kept aside."""
+        return wal.skip_wal_damage(log, topic)
+
+
+def _add_records(app: FastAPI, desk: Desk) -> None:
+    log = desk.log
+
+    @app.post("/v1/topics/{topic}/records", tags=["records"])
+    def produce(topic: str, new: models.NewRecords) -> Data:
+        """Append records: all of them, or none."""
+        parsed = [_parsed(index, each) for index, each in enumerate(new.records)]
+        return records.append_records(
+            log,
+            topic,
+            parsed,
+            partition=new.partition,
+            compression=new.compression,
+            check_only=new.check_only,
+        )
+
+    @app.get("/v1/topics/{topic}/records", tags=["records"])
+    def consume(
+        topic: str,
+        start: Annotated[
+            str | None, Query(alias="from", description="earliest (the default), latest or an offset.")
+        ] = None,
+        from_time: Annotated[
+            str | None,
+            Query(description="The first record that is not older: ISO 8601, or milliseconds since 1970."),
+        ] = None,
+        partition: Annotated[int | None, Query(description="Only this partition.")] = None,
+        max_records: Annotated[int, Query(alias="max", ge=1, le=MAX_RECORDS)] = 500,
+        max_bytes: Annotated[int, Query(ge=1, le=MAX_BYTES)] = MAX_BYTES,
+        state: Annotated[
+            bool, Query(description="The newest record of each key, without deleted keys.")
+        ] = False,
+        as_of: Annotated[
+            str | None, Query(description="As it was: an offset, a time (ISO 8601) or snapshot:ID.")
+        ] = None,
+    ) -> Data:
+        """Some records, and the offset of each partition to go on from."""
+        return records.read_records(
+            log,
+            topic,
+            start=start,
+            from_time=from_time,
+            partition=partition,
+            max_records=max_records,
+            max_bytes=max_bytes,
+            state=state,
+            as_of=as_of,
+        )
+
+    @app.get("/v1/topics/{topic}/explain", tags=["records"])
+    def explain(
+        topic: str,
+        partition: Annotated[int | None, Query(description="Only this partition.")] = None,
+        key: Annotated[str | None, Query(description="Only records of this key, as text.")] = None,
+        key_base64: Annotated[str | None, Query(description="Only records of this key.")] = None,
+        from_offset: Annotated[int, Query(alias="from", ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=MAX_RECORDS)] = 100,
+        run: Annotated[
+            Literal["asked for", "forced", "worker"],
+            Query(description="The run that is explained: as `compact`, as that by force, or as the worker."),
+        ] = "asked for",
+        seal: Annotated[bool, Query(description="Whether the run seals first.")] = True,
+    ) -> Data:
+        """Where records are, whether they stay or go in a compaction that begins now, why and until when."""
+        given = {"key": key} if key_base64 is None else {"key_base64": key_base64}
+        return explaining.explain(
+            log,
+            topic,
+            partition=partition,
+            key=_key(given),
+            from_offset=from_offset,
+            limit=limit,
+            run=run,
+            seal=seal,
+        )
+
+
+def _key(given: Data) -> bytes | None:
+    try:
+        return bytes_of(given, "key")
+    except binascii.Error as error:
+        raise InvalidError(f"key_base64 is not base64: {error}") from None
+
+
+def _parsed(index: int, entry: Data) -> Parsed:
+    try:
+        return parse_record(entry)
+    except InvalidRecordError as error:
+        raise InvalidRecordError(f"records.{index}: {error}") from None
+    except InvalidError as error:
+        raise InvalidError(f"records.{index}: {error}") from None
+
+
+def _add_jobs(app: FastAPI, desk: Desk, jobs: Jobs, erased: Callable[[str], None]) -> None:
+    worker = desk.worker
+
+    @app.post("/v1/topics/{topic}/seal", tags=["maintenance"], responses=_JOB)
+    async def seal(request: Request, topic: str, _nothing: models.Nothing) -> Response:
+        """Commit everything that is only in the WAL as sealed segments."""
+        return await jobs.answer(request, worker.job("seal", topic=topic))
+
+    @app.post("/v1/topics/{topic}/compact", tags=["maintenance"], responses=_JOB)
+    async def compact_topic(request: Request, topic: str, wanted: models.CompactTopic) -> Response:
+        """Compact a topic, whatever its dirty ratio is; or show what that would do."""
+        return await jobs.answer(request, worker.job("compact_topic", topic=topic, **wanted.model_dump()))
+
+    @app.post("/v1/compact", tags=["maintenance"], responses=_JOB)
+    async def compact(request: Request, wanted: models.CompactAll) -> Response:
+        """Compact what is due in all topics, or whatever is dirty; or show what that would do."""
+        return await jobs.answer(
+            request, worker.job("compact_all", all_dirty=wanted.all, dry_run=wanted.dry_run)
+        )
+
+    @app.post("/v1/topics/{topic}/verify", tags=["maintenance"], responses=_JOB)
+    async def verify(request: Request, topic: str, wanted: models.Verify) -> Response:
+        """Prove on Spark that compaction lost nothing, by comparing two snapshots."""
+        return await jobs.answer(request, worker.job("verify", topic=topic, **wanted.model_dump()))
+
+    @app.post("/v1/topics/{topic}/erase", tags=["maintenance"], responses=_JOB)
+    async def erase(request: Request, topic: str, wanted: models.Erase) -> Response:
+        """Remove every record of some keys from all files of a topic, for good."""
+        ask = worker.job("erase", topic=topic, keys_base64=keys_of(wanted.keys, wanted.keys_base64))
+
+        def job(progress: ReportProgress, gone: Callable[[], bool]) -> Any:
+            try:
+                return ask(progress, gone)
+            finally:
+                erased(topic)
+
+        return await jobs.answer(request, job)
+
+    @app.post("/v1/retention", tags=["maintenance"], responses=_JOB)
+    async def retention(request: Request, wanted: models.Retention) -> Response:
+        """Run one round of retention, or show what would go."""
+        return await jobs.answer(request, worker.job("retention", **wanted.model_dump()))
+
+    @app.post("/v1/worker/run", tags=["maintenance"], responses=_JOB)
+    async def run_worker(request: Request, _nothing: models.Nothing) -> Response:
+        """Run every job of the worker once, now."""
+        return await jobs.answer(request, worker.job("run_all"))
+
+
+def _add_groups(
+    app: FastAPI,
+    desk: Desk,
+    broker: Callable[[], tuple[health.Listens | None, asyncio.AbstractEventLoop | None]],
+    groups: Callable[[], GroupAdmin | None],
+) -> None:
+    def ask(call: Callable[[GroupAdmin], Any]) -> Any:
+        coordinator, (_, loop) = groups(), broker()
+        if coordinator is None or loop is None:
+            raise UnavailableError("This server has no consumer groups, or is just being started.")
+        try:
+            return asyncio.run_coroutine_threadsafe(call(coordinator), loop).result(GROUPS_S)
+        except TimeoutError:
+            raise UnavailableError(f"The coordinator has not answered within {GROUPS_S:g} s.") from None
+
+    @app.get("/v1/groups", tags=["groups"])
+    def list_groups() -> list[Data]:
+        """The consumer groups that are known."""
+        found: list[Data] = ask(lambda coordinator: coordinator.list_groups())
+        return found
+
+    @app.get("/v1/groups/{group}", tags=["groups"])
+    def describe_group(group: str) -> Data:
+        """A consumer group: its state, members, committed offsets, and how far it is behind."""
+        found: Data = ask(lambda coordinator: coordinator.describe_group(group))
+        names = {each["topic"] for each in found["offsets"]}
+        ends = {name: desk.log.topic(name).extents() for name in names}
+        for each in found["offsets"]:
+            each["log_end"] = ends[each["topic"]][each["partition"]].log_end
+            each["behind"] = max(0, each["log_end"] - each["offset"])
+        return found
+
+    @app.delete("/v1/groups/{group}", tags=["groups"])
+    def delete_group(group: str) -> Data:
+        """Delete a consumer group without members, with its committed offsets."""
+        ask(lambda coordinator: coordinator.delete_group(group))
+        return {"group": group, "deleted": True}
+
+
+def _add_health(
+    app: FastAPI,
+    desk: Desk,
+    broker: Callable[[], tuple[health.Listens | None, asyncio.AbstractEventLoop | None]],
+) -> None:
+    @app.get("/v1/status", tags=["health"])
+    def status() -> Data:
+        """The server's processes, what the worker did last, and what is wrong."""
+        return health.status(desk, *broker())
+
+    @app.get("/healthz", tags=["health"])
+    async def alive() -> Data:
+        """Whether this process is alive: always, if it answers."""
+        return {"alive": True}
+
+    @app.get("/readyz", tags=["health"], responses={503: {"description": "Not ready; `problems` says why."}})
+    def ready() -> JSONResponse:
+        """Whether clients can be served: the broker listens, the WAL can be written, the worker is there."""
+        found = health.problems(desk, *broker())
+        return JSONResponse({"ready": not found, "problems": found}, status_code=503 if found else 200)
+
+    @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
+    def metrics() -> Response:
+        """The metrics of all processes, in Prometheus' text form."""
+        text = exposition.exposition(desk.worker.metrics, running.load(desk.log.path))
+        return Response(text, media_type=exposition.CONTENT_TYPE)

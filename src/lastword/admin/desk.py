@@ -1,0 +1,83 @@
+"""Who does what is asked of the admin API.
+
+What is short is done here, on the broker's open log, in a thread of the admin's. What is heavy (sealing, compaction,
+retention, verify, erase) is done by the worker's process, which is asked through its channel.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lastword.channel import ReportProgress, ask_job
+from lastword.errors import InvalidError
+from lastword.log import Log
+
+PING_S = 2.0
+
+
+class GroupAdmin(Protocol):
+    """What the admin API asks of the coordinator of consumer groups. Called on the broker's event loop."""
+
+    async def list_groups(self) -> list[dict[str, Any]]: ...
+
+    async def describe_group(self, group: str) -> dict[str, Any]:
+        """InvalidError if there is no such group."""
+        ...
+
+    async def delete_group(self, group: str) -> None:
+        """InvalidError if there is no such group, or it has members."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDesk:
+    """The worker's process, by its channel."""
+
+    channel: Path
+
+    def ask(
+        self,
+        do: str,
+        arguments: dict[str, Any],
+        progress: ReportProgress | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Any:
+        return ask_job(self.channel, {"do": do, **arguments}, progress=progress, cancelled=cancelled)
+
+    def job(self, do: str, **arguments: Any) -> Callable[[ReportProgress, Callable[[], bool]], Any]:
+        """A job for `Jobs`."""
+        return lambda progress, gone: self.ask(do, arguments, progress, gone)
+
+    def metrics(self) -> str:
+        return str(ask_job(self.channel, {"do": "metrics"}, timeout_s=PING_S))
+
+    def ping(self) -> None:
+        """UnavailableError if it does not answer."""
+        ask_job(self.channel, {"do": "ping"}, timeout_s=PING_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Everything that the paths need."""
+
+    log: Log
+    worker: WorkerDesk
+
+
+def keys_of(texts: list[str], encoded: list[str]) -> list[str]:
+    """Keys in base64, which is how they go to the worker."""
+    keys = [base64.b64encode(each.encode()).decode() for each in texts]
+    for each in encoded:
+        try:
+            base64.b64decode(each, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidError(f"keys_base64: {each[:80]!r} is not base64: {error}") from None
+        keys.append(each)
+    if not keys:
+        raise InvalidError("No key was given to erase; give keys or keys_base64.")
+    return keys

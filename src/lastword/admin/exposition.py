@@ -1,0 +1,84 @@
+"""The metrics of all processes of the server as one text.
+
+Each process has the same registry. Of every series one of them is the owner, and in the others it is absent or 0, so
+that their sum is the owner's value.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from lastword import metrics
+from lastword.errors import UnavailableError
+from lastword.running import RunningServer
+
+logger = logging.getLogger(__name__)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def exposition(worker: Callable[[], str], server: RunningServer | None) -> str:
+    """The metrics of this process, of the worker, which may not answer just now, and of their supervisor."""
+    families = list(metrics.REGISTRY.collect())
+    is_up = True
+    try:
+        families += text_string_to_metric_families(worker())
+    except UnavailableError as error:
+        logger.debug("the worker's metrics are left out: %s", error)
+        is_up = False
+    families += _supervised(server, worker_is_up=is_up)
+    registry = CollectorRegistry()
+    registry.register(_Merged(families))
+    return generate_latest(registry).decode()
+
+
+class _Merged(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        merged: dict[str, Metric] = {}
+        for family in self._families:
+            # When a counter began: noise beside the counter, and no sum of anything.
+            if family.name.endswith("_created"):
+                continue
+            into = merged.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type, family.unit)
+            )
+            into.samples.extend(each for each in family.samples if not each.name.endswith("_created"))
+        for family in merged.values():
+            family.samples = _summed(family.samples)
+            yield family
+
+
+def _summed(samples: Iterable[Sample]) -> list[Sample]:
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
+    for sample in samples:
+        key = (sample.name, tuple(sorted(sample.labels.items())))
+        known = sums.get(key)
+        sums[key] = sample if known is None else sample._replace(value=known.value + sample.value)
+    return list(sums.values())
+
+
+def _supervised(server: RunningServer | None, *, worker_is_up: bool) -> Iterator[Metric]:
+    restarts = CounterMetricFamily(
+        "lastword_process_restarts",
+        "How often a process of the server ended by itself and was started again.",
+        labels=["process"],
+    )
+    up = GaugeMetricFamily(
+        "lastword_process_up", "Whether a process of the server answers.", labels=["process"]
+    )
+    up.add_metric(["broker"], 1)
+    up.add_metric(["worker"], int(worker_is_up))
+    for name, child in (server.children if server is not None else {}).items():
+        restarts.add_metric([name], child.restarts)
+    yield restarts
+    yield up

@@ -1,0 +1,114 @@
+"""Who may ask, and how. It stands before the app, so that nothing of a refused request is looked at.
+
+On this machine alone no token is needed, but a browser is on this machine too: a web page must neither reach the
+API under a name of its own (DNS rebinding) nor send it something that changes anything. So the Host must be one of
+this machine's, a page of another origin is refused, and what changes something must say that it is JSON, which a
+page can't without asking first. With a token none of that is needed: a page does not know it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lastword import metrics
+from lastword.admin.problems import problem
+
+MAX_BODY_BYTES = 64 << 20
+
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_OPEN_PATHS = ("/healthz",)
+"""Asked without a token by whatever watches the process; they tell nothing."""
+
+
+class _TooLargeError(BaseException):
+    """The body has more than MAX_BODY_BYTES. Not an Exception, so that the app does not take it for one of its own."""
+
+
+class Guard:
+    """Lets requests pass, or answers with what is wrong with them."""
+
+    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
+        self._app = app
+        self._token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal = self._refusal(scope["method"], scope["path"], headers)
+        if refusal is not None:
+            status, why = refusal
+            response = problem(status, "InvalidError", why)
+            if status == HTTPStatus.UNAUTHORIZED:
+                response.headers["WWW-Authenticate"] = "Bearer"
+            metrics.ADMIN_REQUESTS.labels(str(int(status))).inc()
+            await response(scope, receive, send)
+            return
+        await self._bounded(scope, receive, send)
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the app answer; if the body turns out to be too large, that is the answer, whatever the app makes of it."""
+        received = 0
+
+        async def bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > MAX_BODY_BYTES:
+                raise _TooLargeError
+            return message
+
+        async def counted(message: Message) -> None:
+            if received > MAX_BODY_BYTES:
+                raise _TooLargeError
+            if message["type"] == "http.response.start":
+                metrics.ADMIN_REQUESTS.labels(str(message["status"])).inc()
+            await send(message)
+
+        try:
+            await self._app(scope, bounded, counted)
+        except _TooLargeError:
+            metrics.ADMIN_REQUESTS.labels("413").inc()
+            answer = problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "InvalidError", _TOO_LARGE)
+            await answer(scope, receive, send)
+
+    def _refusal(self, method: str, path: str, headers: Headers) -> tuple[HTTPStatus, str] | None:
+        if self._token is not None:
+            given = headers.get("authorization", "")
+            scheme, _, token = given.partition(" ")
+            is_right = hmac.compare_digest(token.strip().encode(), self._token)
+            if path not in _OPEN_PATHS and (scheme.lower() != "bearer" or not is_right):
+                return HTTPStatus.UNAUTHORIZED, (
+                    "a token is required: send it as `Authorization: Bearer TOKEN`; admin.token.file has it"
+                )
+        else:
+            host = _without_port(headers.get("host", ""))
+            if host not in _LOCAL_NAMES:
+                return HTTPStatus.MISDIRECTED_REQUEST, (
+                    f"the Host is {host!r}; allowed: {', '.join(_LOCAL_NAMES)}, because only this machine is served"
+                )
+            origin = headers.get("origin")
+            if origin is not None and origin.removeprefix("http://") != headers.get("host"):
+                return HTTPStatus.FORBIDDEN, f"a page of another origin asks: {origin}"
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > MAX_BODY_BYTES:
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE
+        content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if method in ("POST", "PUT", "PATCH") and content_type != "application/json":
+            return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, (
+                f"the Content-Type is {content_type or 'not given'}; allowed: application/json"
+            )
+        return None
+
+
+_TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes; Kafka clients are the way for much data"
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).lower()

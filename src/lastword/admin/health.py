@@ -1,0 +1,90 @@
+"""Ready, and if not: why."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, Protocol
+
+from lastword import running
+from lastword.admin.desk import Desk
+from lastword.errors import UnavailableError
+from lastword.locks import Role, holder
+from lastword.operations.working import worker_status
+
+LOOP_S = 2.0
+MOST_NAMED = 10
+
+
+class Listens(Protocol):
+    """The broker, as far as its health is concerned."""
+
+    @property
+    def address(self) -> tuple[str, int]: ...
+
+
+def problems(desk: Desk, broker: Listens | None, loop: asyncio.AbstractEventLoop | None) -> list[str]:
+    """What keeps the server from being ready. Blocks for some seconds at most."""
+    return [*_broker_problems(broker, loop), *_wal_problems(desk), *_worker_problems(desk)]
+
+
+def status(desk: Desk, broker: Listens | None, loop: asyncio.AbstractEventLoop | None) -> dict[str, Any]:
+    """The server's processes, what the worker did, and what is wrong."""
+    server = running.load(desk.log.path)
+    found = problems(desk, broker, loop)
+    return {
+        "server": None
+        if server is None
+        else {
+            "pid": server.pid,
+            "since_ms": server.since_ms,
+            "kafka": server.kafka,
+            "admin": server.admin,
+            "processes": {
+                name: {
+                    "pid": child.pid,
+                    "since_ms": child.since_ms,
+                    "restarts": child.restarts,
+                    "last_end": child.last_end,
+                }
+                for name, child in server.children.items()
+            },
+        },
+        "writer": holder(desk.log.path, Role.WRITER),
+        "worker": worker_status(desk.log.path),
+        "ready": not found,
+        "problems": found,
+    }
+
+
+def _broker_problems(broker: Listens | None, loop: asyncio.AbstractEventLoop | None) -> list[str]:
+    if broker is None or loop is None:
+        return ["the broker is not listening for Kafka clients"]
+    try:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(LOOP_S)
+    except (TimeoutError, RuntimeError):
+        return [f"the broker's loop has not answered within {LOOP_S:g} s"]
+    return []
+
+
+def _wal_problems(desk: Desk) -> list[str]:
+    found = [
+        f"{name} partition {partition} refuses appends: {writer.failed}"
+        for name, topic in list(desk.log.opened_topics().items())
+        for partition, writer in enumerate(topic.writers())
+        if writer.failed
+    ]
+    if not os.access(desk.log.path, os.W_OK):
+        found.append(f"the data folder {desk.log.path} can't be written")
+    left = os.statvfs(desk.log.path)
+    if left.f_bavail == 0:
+        found.append(f"there is no space left on the disk of {desk.log.path}")
+    return found[:MOST_NAMED]
+
+
+def _worker_problems(desk: Desk) -> list[str]:
+    try:
+        desk.worker.ping()
+    except UnavailableError as error:
+        return [f"the worker is not there: {error}"]
+    return []

@@ -1,0 +1,109 @@
+"""Requests that take long. They run on threads of their own, a bounded number of them.
+
+Whoever accepts `text/event-stream` is told how it goes: `progress` events with a stage and numbers, then one
+`result` or `problem`. Whoever does not waits for the result. If the asker goes away, the job is told and ends before
+its next commit; what was committed stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from lastword.errors import LastwordError
+from lastword.problems import to_problem
+
+Job = Callable[[Callable[..., None], Callable[[], bool]], Any]
+"""Does it; is given how to report progress, and whether the asker has gone away."""
+
+EVENTS = "text/event-stream"
+ALIVE_S = 10.0
+"""A comment is sent when nothing has been said for so long, so that nobody on the way gives up."""
+PROGRESS_S = 0.2
+"""Not more often: a bar is for people."""
+LOOK_S = 1.0
+
+
+class Jobs:
+    """Runs long requests."""
+
+    def __init__(self, threads: int = 8) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="lastword-admin-job")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def answer(self, request: Request, job: Job) -> Response:
+        """Run a job, and answer as the request asks for it."""
+        if EVENTS in request.headers.get("accept", ""):
+            return StreamingResponse(
+                self._events(job), media_type=EVENTS, headers={"Cache-Control": "no-store"}
+            )
+        gone = threading.Event()
+        running = asyncio.get_running_loop().run_in_executor(self._pool, job, _ignore, gone.is_set)
+        running.add_done_callback(_seen)
+        try:
+            while not (await asyncio.wait([running], timeout=LOOK_S))[0]:
+                if await request.is_disconnected():
+                    gone.set()
+        except asyncio.CancelledError:
+            gone.set()
+            raise
+        return JSONResponse(running.result())
+
+    async def _events(self, job: Job) -> AsyncIterator[str]:
+        loop = asyncio.get_running_loop()
+        latest: list[tuple[Any, ...]] = []
+        news = asyncio.Event()
+        gone = threading.Event()
+
+        def report(*progress: Any) -> None:
+            latest[:] = [progress]
+            loop.call_soon_threadsafe(news.set)
+
+        running = loop.run_in_executor(self._pool, job, report, gone.is_set)
+        running.add_done_callback(_seen)
+        running.add_done_callback(lambda _: news.set())
+        try:
+            while not running.done():
+                try:
+                    await asyncio.wait_for(news.wait(), ALIVE_S)
+                except TimeoutError:
+                    yield ": alive\n\n"
+                    continue
+                news.clear()
+                if latest:
+                    yield _event("progress", list(latest.pop()))
+                if not running.done():
+                    await asyncio.wait([running], timeout=PROGRESS_S)
+            try:
+                yield _event("result", running.result())
+            except LastwordError as error:
+                yield _event("problem", to_problem(error))
+            except Exception as error:  # noqa: BLE001
+                yield _event(
+                    "problem",
+                    {"error": "LastwordError", "message": f"unexpected {type(error).__name__}: {error}"},
+                )
+        finally:
+            gone.set()
+
+
+def _seen(done: asyncio.Future[Any]) -> None:
+    """Whoever asked may be gone: then nobody else looks at the error."""
+    if not done.cancelled():
+        done.exception()
+
+
+def _ignore(*_progress: Any) -> None: ...
+
+
+def _event(name: str, data: Any) -> str:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"

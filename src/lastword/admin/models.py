@@ -1,0 +1,107 @@
+"""What requests may say. A field that is not known is refused, and named."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Records = list[dict[str, Any]]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NewTopic(_Body):
+    """A topic to create."""
+
+    name: str = Field(description="The topic's full name, such as `users` or `db.users`.")
+    partitions: int = 1
+    config: dict[str, str] = Field(
+        default_factory=dict,
+        description="Settings of its own.",
+        examples=[{"cleanup.policy": "compact"}],
+    )
+
+
+class TopicChanges(_Body):
+    """Changes of a topic: everything is applied, or nothing."""
+
+    set: dict[str, str] = Field(default_factory=dict, description="Settings to give to the topic.")
+    unset: list[str] = Field(
+        default_factory=list, description="Settings to take back, so that they are inherited again."
+    )
+    partitions: int | None = Field(default=None, description="The new, larger number of partitions.")
+
+
+class DeleteRecords(_Body):
+    """Up to where the records of a partition go."""
+
+    partition: int
+    before: int = Field(description="The new log start; -1: all records go.")
+
+
+class CompactTopic(_Body):
+    """How to compact one topic."""
+
+    partitions: list[int] | None = Field(default=None, description="Only these; null is all.")
+    seal: bool = Field(default=True, description="Seal first what is only in the WAL.")
+    force: bool = Field(default=False, description="Go through everything, also where nothing is dirty.")
+    dry_run: bool = False
+
+
+class CompactAll(_Body):
+    """Which partitions of all topics to compact."""
+
+    all: bool = Field(default=False, description="Whatever is dirty, not only what is due.")
+    dry_run: bool = False
+
+
+class Verify(_Body):
+    """Two snapshots; without them those around the last compaction."""
+
+    before: int | None = None
+    after: int | None = None
+
+
+class Erase(_Body):
+    """Keys whose every trace goes."""
+
+    keys: list[str] = Field(default_factory=list, description="Keys that are text.")
+    keys_base64: list[str] = Field(default_factory=list, description="Keys that are any bytes.")
+
+
+class Retention(_Body):
+    """A round of retention."""
+
+    dry_run: bool = False
+    topics: list[str] | None = Field(default=None, description="Only these; null is all.")
+
+
+class Nothing(_Body):
+    """An empty object."""
+
+
+class NewRecords(_Body):
+    """Records to append: all of them, or none."""
+
+    records: Records = Field(
+        max_length=100_000,
+        description="Each an object with `value` (text or null, or `value_base64`), and if wanted `key` (or "
+        "`key_base64`), `headers`, `timestamp` (milliseconds or ISO 8601) and `partition`.",
+        examples=[[{"key": "alice", "value": "Oslo"}, {"key": "bob", "value": None}]],
+    )
+    partition: int | None = Field(default=None, description="Append to this partition.")
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    check_only: bool = Field(default=False, description="Check the records, and append none.")
+
+
+class Problem(BaseModel):
+    """An error, in the form of RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    error: str = Field(description="The name of the error in Lastword's tree of errors.")

@@ -1,0 +1,117 @@
+"""The admin API on a thread and an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import threading
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from lastword.admin.guard import Guard
+from lastword.errors import InvalidConfigError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+START_S = 10.0
+STOP_S = 5
+THREADS = 16
+"""For handlers that block; the jobs that take long have their own."""
+
+
+class AdminServer:
+    """Listens from the making on, answers from `start` on, until `close`."""
+
+    def __init__(self, host: str, port: int, *, token: str | None) -> None:
+        if token is None and not is_loopback(host):
+            raise InvalidConfigError(
+                f"The admin API would listen at {host}, beyond this machine, without a token; name a file that has "
+                f"one with admin.token.file, or listen at 127.0.0.1."
+            )
+        self._token = token
+        self._socket = _listen(host, port)
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._socket.getsockname()[:2]
+        return host, port
+
+    def start(self, app: ASGIApp) -> None:
+        config = uvicorn.Config(
+            Guard(app, token=self._token),
+            log_level="warning",
+            access_log=False,
+            log_config=None,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=STOP_S,
+            timeout_keep_alive=30,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._server,), name="lastword-admin", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(STOP_S + 5)
+        self._socket.close()
+
+    def _run(self, server: uvicorn.Server) -> None:
+        async def serve() -> None:
+            from anyio.to_thread import current_default_thread_limiter
+
+            current_default_thread_limiter().total_tokens = THREADS
+            await server.serve(sockets=[self._socket])
+
+        try:
+            asyncio.run(serve())
+        except Exception:
+            logger.exception("the admin API ended by an unexpected error")
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(path: Path) -> str:
+    """The token that a file has."""
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"admin.token.file: can't read {path}: {error}") from error
+    if len(token) < 16:
+        raise InvalidConfigError(
+            f"admin.token.file: the token in {path} has {len(token)} characters; at least 16 are needed, such as "
+            f"`openssl rand -hex 32` gives"
+        )
+    return token
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise UnavailableError(
+            f"Can't listen for the admin API at {host}:{port}: {error.strerror or error}."
+        ) from error
+    return listener

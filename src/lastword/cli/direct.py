@@ -1,0 +1,266 @@
+"""The backend without a server: each command opens the log as it needs it, and closes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from lastword.cli.backend import Appender, Data, Progress
+from lastword.record_json import Parsed
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from lastword.log import Log
+    from lastword.worker import Worker
+
+T = TypeVar("T")
+SETTINGS_FILE = "lastword.yaml"
+"""As lastword.log.CONFIG_FILE, which takes a second to import."""
+
+
+class Opens(Protocol):
+    """What the session does for it: opens the log in one of three ways, and runs what may use Spark."""
+
+    @property
+    def data_folder(self) -> Path: ...
+
+    config: Path | None
+
+    def read(self) -> Log: ...
+
+    def write(self, *, create: bool = False) -> Log: ...
+
+    def maintain(self) -> AbstractContextManager[Log]: ...
+
+    def in_background(self, work: Callable[[], T]) -> T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """Calls lastword.operations on a log of its own."""
+
+    session: Opens
+
+    def topics(self) -> list[Data]:
+        from lastword.operations import topics
+
+        with self.session.read() as log:
+            return topics.list_topics(log)
+
+    def create_topic(self, name: str, *, partitions: int, config: dict[str, str]) -> Data:
+        from lastword.operations import topics
+
+        with self.session.write(create=True) as log:
+            return topics.create_topic(log, name, partitions=partitions, config=config)
+
+    def describe_topic(self, name: str) -> Data:
+        from lastword.operations.describing import describe_topic
+
+        with self.session.read() as log:
+            return describe_topic(log, name)
+
+    def alter_topic(
+        self, name: str, *, set_config: dict[str, str], unset: list[str], partitions: int | None
+    ) -> Data:
+        from lastword.operations import topics
+
+        with self.session.write() as log:
+            return topics.alter_topic(log, name, set_config=set_config, unset=unset, partitions=partitions)
+
+    def delete_topic(self, name: str) -> Data:
+        from lastword.operations import topics
+
+        with self.session.write() as log:
+            return topics.delete_topic(log, name)
+
+    def delete_records(self, name: str, *, partition: int, before: int) -> Data:
+        from lastword.operations import topics
+
+        with self.session.write() as log:
+            return topics.delete_records(log, name, partition=partition, before=before)
+
+    def history(self, name: str) -> Data:
+        from lastword.operations import topics
+
+        with self.session.read() as log:
+            return topics.history(log, name)
+
+    def settings(self, topic: str | None) -> list[Data]:
+        from dataclasses import asdict
+
+        if topic is not None:
+            from lastword.operations import topics
+
+            with self.session.read() as log:
+                return topics.settings(log, topic)
+        # Not by opening the log: the settings can be looked at before there is one.
+        from lastword.config import BrokerConfig
+
+        own = self.session.data_folder / SETTINGS_FILE
+        config = BrokerConfig.load(self.session.config or (own if own.exists() else None))
+        return [asdict(each) for each in config.explain()]
+
+    # --------------------------------------------------------------------------------------- maintenance
+
+    def seal(self, name: str, *, progress: Progress) -> Data:
+        from lastword.operations import topics
+
+        with self.session.maintain() as log:
+            return topics.seal(log, name, progress=progress)
+
+    def plan_topic(self, name: str, *, partitions: list[int] | None, force: bool, seal: bool) -> Data:
+        from lastword.operations import compaction
+
+        with self.session.read() as log:
+            return compaction.plan_topic(log, name, partitions=partitions, force=force, seal=seal)
+
+    def compact_topic(
+        self, name: str, *, partitions: list[int] | None, force: bool, seal: bool, progress: Progress
+    ) -> Data:
+        from lastword.operations import compaction
+
+        def work() -> Data:
+            with self.session.maintain() as log:
+                return compaction.compact_topic(
+                    log, name, partitions=partitions, force=force, seal=seal, progress=progress
+                )
+
+        return self.session.in_background(work)
+
+    def plan_all(self, *, all_dirty: bool) -> Data:
+        from lastword.operations import compaction
+
+        with self.session.read() as log:
+            return compaction.plan_all(log, all_dirty=all_dirty)
+
+    def compact_all(self, *, all_dirty: bool, progress: Progress) -> Data:
+        from lastword.operations import compaction
+
+        def work() -> Data:
+            with self.session.maintain() as log:
+                return compaction.compact_all(log, all_dirty=all_dirty, progress=progress)
+
+        return self.session.in_background(work)
+
+    def verify(self, name: str, *, before: int | None, after: int | None) -> Data:
+        from lastword.operations import compaction
+
+        def work() -> Data:
+            with self.session.read() as log:
+                return compaction.verify(log, name, before=before, after=after)
+
+        return self.session.in_background(work)
+
+    def erase(self, name: str, keys: list[bytes], *, progress: Progress) -> Data:
+        from lastword.operations import compaction
+
+        with self.session.maintain() as log:
+            return compaction.erase(log, name, keys, progress=progress)
+
+    def run_retention(self, *, dry_run: bool, topics: list[str] | None) -> Data:
+        from lastword.operations.cleaning import run_retention
+
+        with self.session.read() if dry_run else self.session.maintain() as log:
+            return run_retention(log, dry_run=dry_run, topics=topics)
+
+    # ---------------------------------------------------------------------------------- WAL and records
+
+    def show_wal(self, name: str | None) -> list[Data]:
+        from lastword.operations import wal
+
+        with self.session.read() as log:
+            return wal.show_wal(log, name)
+
+    def wal_damage(self, name: str) -> Data:
+        from lastword.operations import wal
+
+        with self.session.read() as log:
+            return wal.wal_damage(log, name)
+
+    def skip_wal_damage(self, name: str) -> Data:
+        from lastword.operations import wal
+
+        with self.session.write() as log:
+            return wal.skip_wal_damage(log, name)
+
+    @contextmanager
+    def appender(self, name: str) -> Iterator[Appender]:
+        with self.session.write() as log:
+            # A topic that is not there is told before any line is read.
+            log.topic(name)
+            yield _DirectAppender(log, name)
+
+    # --------------------------------------------------------------------------------------- the worker
+
+    def run_worker_once(self) -> Data:
+        import lastword
+        from lastword.clock import SystemClock
+        from lastword.locks import Role, RoleLock
+        from lastword.operations.working import run_worker_once
+
+        with lastword.open(
+            self.session.data_folder, config=self.session.config, maintain_only=True, create=False
+        ) as log:
+            os.nice(log.config.worker_nice)
+            worker = log.worker()
+            with RoleLock.acquire(log.path, Role.WORKER, SystemClock()):
+                return run_until_signal(lambda: run_worker_once(worker), worker)
+
+    def status(self) -> Data:
+        from lastword.locks import Role, holder
+        from lastword.operations.working import worker_status
+
+        folder = self.session.data_folder
+        # An error if there is no log.
+        with self.session.read():
+            return {
+                "server": None,
+                "writer": holder(folder, Role.WRITER),
+                "worker": worker_status(folder),
+                "ready": False,
+                "problems": ["no server is running on this data folder"],
+            }
+
+
+@dataclass(frozen=True, slots=True)
+class _DirectAppender:
+    log: Log
+    name: str
+
+    def append(
+        self, records: Sequence[Parsed], *, partition: int | None, compression: str
+    ) -> list[tuple[int, int]]:
+        from lastword.operations.records import append_records
+
+        found = append_records(self.log, self.name, records, partition=partition, compression=compression)
+        return [(each["partition"], each["offset"]) for each in found["positions"]]
+
+    def check(self, records: Sequence[Parsed], *, partition: int | None) -> None:
+        from lastword.operations.records import append_records
+
+        append_records(self.log, self.name, records, partition=partition, check_only=True)
+
+
+def run_until_signal(run: Callable[[], T], worker: Worker) -> T:
+    """Run in a thread, so that Ctrl-C and SIGTERM find the main thread free: they ask the worker to end."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        worker.stop()
+
+    if threading.current_thread() is not threading.main_thread():
+        return run()
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="lastword-worker") as pool:
+            return pool.submit(run).result()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

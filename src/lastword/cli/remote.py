@@ -1,0 +1,261 @@
+"""The backend beside a server: the same questions, asked of its admin API."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from lastword.cli.backend import Appender, Data, Progress
+from lastword.clock import SystemClock
+from lastword.errors import UnavailableError
+from lastword.problems import from_problem
+from lastword.record_json import Parsed, parsed_data
+from lastword.running import RunningServer
+
+WAIT_MS = 15_000
+"""How long a command waits for a server whose broker is just being started again."""
+TIMEOUT_S = 120.0
+"""Without a byte from the server. Jobs that take longer send one now and then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Asks the admin API of a running server."""
+
+    server: RunningServer
+
+    def topics(self) -> list[Data]:
+        return self._list("/v1/topics")
+
+    def create_topic(self, name: str, *, partitions: int, config: dict[str, str]) -> Data:
+        return self._post("/v1/topics", {"name": name, "partitions": partitions, "config": config})
+
+    def describe_topic(self, name: str) -> Data:
+        return self._get(_topic(name))
+
+    def alter_topic(
+        self, name: str, *, set_config: dict[str, str], unset: list[str], partitions: int | None
+    ) -> Data:
+        changes = {"set": set_config, "unset": unset, "partitions": partitions}
+        return self._ask("PATCH", _topic(name), changes)
+
+    def delete_topic(self, name: str) -> Data:
+        return self._ask("DELETE", _topic(name))
+
+    def delete_records(self, name: str, *, partition: int, before: int) -> Data:
+        return self._post(_topic(name, "delete-records"), {"partition": partition, "before": before})
+
+    def history(self, name: str) -> Data:
+        return self._get(_topic(name, "history"))
+
+    def settings(self, topic: str | None) -> list[Data]:
+        return self._list("/v1/config" if topic is None else _topic(topic, "config"))
+
+    # --------------------------------------------------------------------------------------- maintenance
+
+    def seal(self, name: str, *, progress: Progress) -> Data:
+        return self._job(_topic(name, "seal"), {}, progress)
+
+    def plan_topic(self, name: str, *, partitions: list[int] | None, force: bool, seal: bool) -> Data:
+        wanted = {"partitions": partitions, "force": force, "seal": seal, "dry_run": True}
+        return self._job(_topic(name, "compact"), wanted, None)
+
+    def compact_topic(
+        self, name: str, *, partitions: list[int] | None, force: bool, seal: bool, progress: Progress
+    ) -> Data:
+        wanted = {"partitions": partitions, "force": force, "seal": seal}
+        return self._job(_topic(name, "compact"), wanted, progress)
+
+    def plan_all(self, *, all_dirty: bool) -> Data:
+        return self._job("/v1/compact", {"all": all_dirty, "dry_run": True}, None)
+
+    def compact_all(self, *, all_dirty: bool, progress: Progress) -> Data:
+        return self._job("/v1/compact", {"all": all_dirty}, progress)
+
+    def verify(self, name: str, *, before: int | None, after: int | None) -> Data:
+        return self._job(_topic(name, "verify"), {"before": before, "after": after}, None)
+
+    def erase(self, name: str, keys: list[bytes], *, progress: Progress) -> Data:
+        encoded = [base64.b64encode(each).decode() for each in keys]
+        return self._job(_topic(name, "erase"), {"keys_base64": encoded}, progress)
+
+    def run_retention(self, *, dry_run: bool, topics: list[str] | None) -> Data:
+        return self._job("/v1/retention", {"dry_run": dry_run, "topics": topics}, None)
+
+    # ---------------------------------------------------------------------------------- WAL and records
+
+    def show_wal(self, name: str | None) -> list[Data]:
+        return self._list("/v1/wal" if name is None else f"/v1/wal?{urlencode({'topic': name})}")
+
+    def wal_damage(self, name: str) -> Data:
+        return self._get(_topic(name, "wal/damage"))
+
+    def skip_wal_damage(self, name: str) -> Data:
+        return self._post(_topic(name, "wal/skip-damage"), {})
+
+    @contextmanager
+    def appender(self, name: str) -> Iterator[Appender]:
+        # A topic that is not there is told before any line is read.
+        self._list(_topic(name, "config"))
+        yield _RemoteAppender(self, name)
+
+    def append(self, name: str, body: Data) -> Data:
+        return self._post(_topic(name, "records"), body)
+
+    # --------------------------------------------------------------------------------------- the worker
+
+    def run_worker_once(self) -> Data:
+        return self._job("/v1/worker/run", {}, None)
+
+    def status(self) -> Data:
+        return self._get("/v1/status")
+
+    # ---------------------------------------------------------------------------------------------- HTTP
+
+    def _list(self, path: str) -> list[Data]:
+        with self._sent("GET", path, None, "application/json") as response:
+            found: list[Data] = _content(response)
+            return found
+
+    def _get(self, path: str) -> Data:
+        return self._ask("GET", path)
+
+    def _post(self, path: str, body: Data) -> Data:
+        return self._ask("POST", path, body)
+
+    def _ask(self, method: str, path: str, body: Data | None = None) -> Data:
+        with self._sent(method, path, body, "application/json") as response:
+            found: Data = _content(response)
+            return found
+
+    def _job(self, path: str, body: Data, progress: Progress | None) -> Data:
+        """Ask for something that takes long, and follow its events to the result."""
+        with self._sent("POST", path, body, "text/event-stream") as response:
+            if response.headers.get_content_type() != "text/event-stream":
+                found: Data = _content(response)
+                return found
+            for event, data in _events(response):
+                if event == "result":
+                    result: Data = data
+                    return result
+                if event == "problem":
+                    raise from_problem(data)
+                if event == "progress" and progress is not None:
+                    progress(*data)
+        raise UnavailableError(
+            f"The server at {self.server.admin_url} ended before this was done; what was committed stays."
+        )
+
+    @contextmanager
+    def _sent(
+        self, method: str, path: str, body: Data | None, accept: str
+    ) -> Iterator[http.client.HTTPResponse]:
+        headers = {"Accept": accept, **self._authorization()}
+        if method in ("POST", "PATCH"):
+            headers["Content-Type"] = "application/json"
+        connection = self._connect()
+        try:
+            content = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, body=content, headers=headers)
+            yield connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableError(
+                f"The server at {self.server.admin_url} (process {self.server.pid}) did not answer: "
+                f"{error or type(error).__name__}"
+            ) from error
+        finally:
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        """A connection. Where nobody listens the broker may be being started again, so wait a little."""
+        address = urlsplit(self.server.admin_url)
+        clock = SystemClock()
+        waited_ms = 0
+        while True:
+            connection = http.client.HTTPConnection(
+                address.hostname or "", address.port or 0, timeout=TIMEOUT_S
+            )
+            try:
+                connection.connect()
+                return connection
+            except OSError as error:
+                connection.close()
+                if waited_ms >= WAIT_MS or not self.server.is_running:
+                    raise UnavailableError(
+                        f"A server holds the data folder (process {self.server.pid}), but nobody answers at "
+                        f"{self.server.admin_url}: {error.strerror or error}"
+                    ) from error
+            clock.sleep_ms(200)
+            waited_ms += 200
+
+    def _authorization(self) -> dict[str, str]:
+        if self.server.token_file is None:
+            return {}
+        try:
+            token = Path(self.server.token_file).read_text().strip()
+        except OSError as error:
+            raise UnavailableError(
+                f"The server at {self.server.admin_url} wants a token, and {self.server.token_file}, where it is, "
+                f"can't be read: {error.strerror or error}"
+            ) from error
+        return {"Authorization": f"Bearer {token}"}
+
+
+@dataclass(frozen=True, slots=True)
+class _RemoteAppender:
+    remote: Remote
+    name: str
+
+    def append(
+        self, records: Sequence[Parsed], *, partition: int | None, compression: str
+    ) -> list[tuple[int, int]]:
+        found = self.remote.append(
+            self.name,
+            {"records": _data(records), "partition": partition, "compression": compression},
+        )
+        return [(each["partition"], each["offset"]) for each in found["positions"]]
+
+    def check(self, records: Sequence[Parsed], *, partition: int | None) -> None:
+        self.remote.append(self.name, {"records": _data(records), "partition": partition, "check_only": True})
+
+
+def _data(records: Sequence[Parsed]) -> list[Data]:
+    return [parsed_data(each) for each in records]
+
+
+def _topic(name: str, what: str = "") -> str:
+    return f"/v1/topics/{quote(name, safe='')}{f'/{what}' if what else ''}"
+
+
+def _content(response: http.client.HTTPResponse) -> Any:
+    body = response.read()
+    try:
+        content = json.loads(body)
+    except ValueError:
+        raise UnavailableError(
+            f"The server answered with {response.status} and no JSON: {body[:200].decode(errors='replace')!r}"
+        ) from None
+    if response.status >= 400:
+        raise from_problem({**content, "message": content.get("detail")})
+    return content
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    """Server-sent events: the name and the data of each. Comments, which keep the connection alive, are passed over."""
+    event, data = "message", ""
+    for line in response:
+        text = line.decode().rstrip("\r\n")
+        if text.startswith("event:"):
+            event = text.removeprefix("event:").strip()
+        elif text.startswith("data:"):
+            data += text.removeprefix("data:").strip()
+        elif not text and data:
+            yield event, json.loads(data)
+            event, data = "message", ""

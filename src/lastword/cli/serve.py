@@ -1,0 +1,163 @@
+"""`lastword serve`: the server, in the foreground of a terminal or a service."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lastword.cli.options import SETTINGS_FILE, Session, command
+from lastword.cli.output import facts
+from lastword.errors import InvalidConfigError, InvalidError
+
+if TYPE_CHECKING:
+    from lastword.serve.child import ServeOptions
+    from lastword.serve.supervisor import Started
+
+
+def register(app: typer.Typer) -> None:
+    command(
+        app,
+        "serve",
+        examples=[
+            "lastword serve",
+            "lastword serve --data /var/lib/lastword --config /etc/lastword/lastword.yaml",
+            "lastword serve --kafka 0.0.0.0:9092",
+            "lastword serve --kafka 127.0.0.1:0 --admin 127.0.0.1:0 --json",
+        ],
+    )(serve)
+
+
+def serve(
+    session: Session,
+    kafka: Annotated[
+        str | None,
+        typer.Option(
+            "--kafka",
+            metavar="HOST:PORT",
+            help="Where Kafka clients are served [kafka.listen, 127.0.0.1:9092]. Port 0: any that is free.",
+            show_default=False,
+        ),
+    ] = None,
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            "--admin",
+            metavar="HOST:PORT",
+            help="Where the admin API is [admin.listen, 127.0.0.1:9644]. Port 0: any that is free.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Serve Kafka clients and the admin API, and work in the background.
+
+    Two processes: the broker and the worker; one that ends by itself is started again. Ctrl-C or SIGTERM stops
+    them in order with exit code 0, a second one at once. What is done is logged to stderr; -v logs more.
+    """
+    import asyncio
+
+    from lastword.clock import SystemClock
+    from lastword.serve.child import set_up_logging
+    from lastword.serve.supervisor import Supervisor
+
+    options = _options(session, kafka, admin)
+    set_up_logging("server", session.verbose)
+
+    def ready(started: Started) -> None:
+        _show_ready(session, options, started)
+
+    if not session.output.json:
+        session.output.show(
+            None,
+            facts(
+                [
+                    ("data folder", options.data),
+                    (
+                        "settings",
+                        str(options.config or _own_settings(session) or "none: all have their defaults"),
+                    ),
+                ]
+            ),
+        )
+        sys.stdout.flush()
+    supervisor = Supervisor(options, SystemClock(), ready=ready)
+    code = asyncio.run(supervisor.run())
+    if not session.output.json:
+        session.output.show(None, "Stopped.")
+    if code:
+        raise typer.Exit(code)
+
+
+def _options(session: Session, kafka: str | None, admin: str | None) -> ServeOptions:
+    from lastword.config import BrokerConfig
+    from lastword.serve.child import ServeOptions
+    from lastword.serve.supervisor import split_address
+
+    # Errors of the settings are told before anything is started.
+    if session.config is not None and not session.config.exists():
+        raise InvalidConfigError(f"There is no settings file {session.config}.")
+    config = BrokerConfig.load(session.config or _own_settings(session))
+    kafka_host, kafka_port = split_address(_address("--kafka", kafka) or config.kafka_listen)
+    admin_host, admin_port = split_address(_address("--admin", admin) or config.admin_listen)
+    advertised = None if config.kafka_advertised is None else split_address(config.kafka_advertised)
+    return ServeOptions(
+        data=str(session.data_folder.absolute()),
+        config=None if session.config is None else str(session.config.absolute()),
+        kafka_host=kafka_host,
+        kafka_port=kafka_port,
+        advertised_host=None if advertised is None else advertised[0],
+        advertised_port=None if advertised is None else advertised[1],
+        admin_host=admin_host,
+        admin_port=admin_port,
+        token_file=config.admin_token_file,
+        channel="",
+        verbose=session.verbose,
+    )
+
+
+def _own_settings(session: Session) -> Path | None:
+    own = session.data_folder.absolute() / SETTINGS_FILE
+    return own if session.config is None and own.exists() else None
+
+
+def _address(option: str, given: str | None) -> str | None:
+    from lastword.config.values import Address
+
+    if given is None:
+        return None
+    try:
+        return Address().parse(given)
+    except ValueError:
+        allowed = Address().allowed.replace("`", "")
+        raise InvalidError(f"{option} is {given!r}; allowed: {allowed}") from None
+
+
+def _show_ready(session: Session, options: ServeOptions, started: Started) -> None:
+    server = started.server
+    session.output.show(
+        {
+            "ready": True,
+            "data_folder": options.data,
+            "kafka": server.kafka,
+            "admin": server.admin,
+            "pid": server.pid,
+            "processes": started.pids,
+        },
+        facts(
+            [
+                ("Kafka", server.kafka),
+                ("admin API", f"{server.admin_url} (what it offers: {server.admin_url}/docs)"),
+                (
+                    "processes",
+                    f"{os.getpid()} supervisor, "
+                    + ", ".join(f"{pid} {name}" for name, pid in started.pids.items()),
+                ),
+            ]
+        ),
+        "Ready. Ctrl-C or SIGTERM stops it.",
+    )
+    # Whoever started it may be waiting for this.
+    sys.stdout.flush()

@@ -1,0 +1,63 @@
+"""`lastword status`: whether a server runs, how its processes are doing, and what is wrong."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import typer
+
+from lastword.cli.options import Session, command
+from lastword.cli.output import age, facts, heading, styled, table
+from lastword.cli.worker import job_parts
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "status", examples=["lastword status", "lastword status --json"])(status)
+
+
+def status(session: Session) -> None:
+    """Show the server that holds the data folder, its processes, and what its worker did last.
+
+    The exit code is 1 if no server is running, or it is not ready.
+    """
+    found = session.backend.status()
+    session.output.show(found, *_parts(found))
+    if not found["ready"]:
+        raise typer.Exit(1)
+
+
+def _parts(found: dict[str, Any]) -> list[Any]:
+    server = found["server"]
+    parts: list[Any] = []
+    if server is None:
+        who = [("writer", found["writer"]), ("worker", found["worker"]["running"])]
+        parts.append(facts([(role, name or "none is running") for role, name in who]))
+    else:
+        now_ms = time.time_ns() // 1_000_000
+        parts += [
+            facts([("Kafka", server["kafka"]), ("admin API", server["admin"])]),
+            "",
+            table(
+                ["process", ">pid", ">up for", ">restarts", "last ended by"],
+                [
+                    ("supervisor", server["pid"], age(now_ms - server["since_ms"]), None, None),
+                    *(
+                        (
+                            name,
+                            each["pid"],
+                            None if each["since_ms"] is None else age(now_ms - each["since_ms"]),
+                            each["restarts"],
+                            each["last_end"],
+                        )
+                        for name, each in server["processes"].items()
+                    ),
+                ],
+            ),
+        ]
+    if found["worker"]["jobs"]:
+        parts += [heading("Jobs of the worker, when they last ran"), *job_parts(found["worker"])]
+    parts.append("")
+    if found["ready"]:
+        return [*parts, styled("Ready.", "bold green")]
+    return [*parts, *(styled(f"Not ready: {each}", "red") for each in found["problems"])]

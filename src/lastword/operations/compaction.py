@@ -1,0 +1,213 @@
+"""Compaction, its proof, and erasure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import UnknownPartitionError
+from lastword.operations.describing import unsealed_records
+from lastword.operations.text import age
+from lastword.operations.topics import Data, Progress, no_progress
+from lastword.record_json import json_bytes
+
+if TYPE_CHECKING:
+    from lastword.compaction.job import CompactionReport, PartitionReport
+    from lastword.compaction.plan import PartitionPlan
+    from lastword.log import Log
+    from lastword.segments.table import Snapshot
+    from lastword.topic import Topic
+
+Stop = Callable[[], bool]
+
+SUMMED = (
+    "segments_before",
+    "segments_compacted",
+    "segments_after",
+    "records_before",
+    "records_after",
+    "bytes_before",
+    "bytes_after",
+    "reclaimed_bytes",
+    "tombstones_kept",
+    "tombstones_removed",
+    "read_bytes",
+    "written_bytes",
+)
+
+
+def never() -> bool:
+    return False
+
+
+def plan_topic(
+    log: Log, name: str, *, partitions: Sequence[int] | None = None, force: bool = False, seal: bool = True
+) -> Data:
+    """What `compact_topic` would do. Nothing is locked or changed."""
+    topic = log.topic(name)
+    _check_partitions(topic, partitions)
+    plans = log.plan_compaction([name], partitions=partitions, asked_for=True, force=force)
+    return {
+        "topic": name,
+        "nothing_to_compact": None if plans else _nothing_to_compact(topic, partitions),
+        "unsealed_records": _unsealed(topic, partitions) if seal else 0,
+        "dry_run": True,
+        "partitions": [_plan_data(plan) for plan in plans],
+    }
+
+
+def compact_topic(
+    log: Log,
+    name: str,
+    *,
+    partitions: Sequence[int] | None = None,
+    force: bool = False,
+    seal: bool = True,
+    progress: Progress = no_progress,
+    stop: Stop = never,
+) -> Data:
+    """Compact a topic whatever its dirty ratio is. Needs maintenance."""
+    topic = log.topic(name)
+    _check_partitions(topic, partitions)
+    with log.maintenance():
+        sealed = topic.seal(progress=lambda done, total: progress("seal", done, total)) if seal else None
+        report = log.compact(
+            [name],
+            partitions=partitions or None,
+            asked_for=True,
+            force=force,
+            progress=lambda *numbers: progress("compact", *numbers),
+            stop=stop,
+        )
+    problems = sealed.problems if sealed is not None else ()
+    return {
+        "topic": name,
+        "sealed": None if sealed is None else {"records": sealed.records, "bytes": sealed.size_bytes},
+        "not_sealed": [{"partition": each, "problem": why} for each, why in problems],
+        "nothing_to_compact": None if report.partitions else _nothing_to_compact(topic, partitions),
+        **_report_data(report),
+    }
+
+
+def plan_all(log: Log, *, all_dirty: bool) -> Data:
+    """What `compact_all` would do. Nothing is locked or changed."""
+    plans = log.plan_compaction(asked_for=all_dirty)
+    return {"dry_run": True, "partitions": [_plan_data(plan) for plan in plans]}
+
+
+def compact_all(log: Log, *, all_dirty: bool, progress: Progress = no_progress, stop: Stop = never) -> Data:
+    """Compact what is due in all topics, or whatever is dirty. Needs maintenance."""
+    return _report_data(
+        log.compact(asked_for=all_dirty, progress=lambda *numbers: progress("compact", *numbers), stop=stop)
+    )
+
+
+def verify(log: Log, name: str, *, before: int | None = None, after: int | None = None) -> Data:
+    """Prove on Spark that compaction lost nothing between two snapshots. Nothing is changed."""
+    report = log.verify(name, before=before, after=after)
+    return {
+        "topic": report.topic,
+        "holds": report.holds,
+        "before": _snapshot_data(report.before, report.records_before),
+        "after": _snapshot_data(report.after, report.records_after),
+        "keys": report.keys,
+        "gone": dict(report.gone),
+        "problem_count": report.problem_count,
+        "problems": [
+            {
+                "partition": each.partition,
+                "offset": each.offset,
+                **json_bytes("key", each.key),
+                "problem": each.what,
+            }
+            for each in report.problems
+        ],
+    }
+
+
+def erase(log: Log, name: str, keys: Iterable[bytes], *, progress: Progress = no_progress) -> Data:
+    """Remove every record of some keys for good. Needs maintenance."""
+    report = log.erase(name, keys, progress=lambda done, total: progress("erase", done, total))
+    return {"erased": not report.left, **asdict(report), "left": list(report.left)}
+
+
+def _check_partitions(topic: Topic, partitions: Sequence[int] | None) -> None:
+    for each in partitions or ():
+        if not 0 <= each < topic.partitions:
+            raise UnknownPartitionError(
+                f"Topic {topic.name!r} has no partition {each}; it has 0 to {topic.partitions - 1}."
+            )
+
+
+def _unsealed(topic: Topic, partitions: Sequence[int] | None) -> int:
+    return sum(
+        unsealed_records(each)
+        for each in topic.describe().partitions
+        if partitions is None or each.partition in partitions
+    )
+
+
+def _nothing_to_compact(topic: Topic, partitions: Sequence[int] | None) -> str:
+    """Why a compaction that was asked for has nothing to do."""
+    settings = topic.settings
+    found = topic.describe()
+    if not settings.compacts:
+        return (
+            f"{topic.name} has cleanup.policy={found.cleanup_policy}, so its records don't replace each other, "
+            f"and it has too few small segments to join."
+        )
+    chosen = [each for each in found.partitions if partitions is None or each.partition in partitions]
+    held_back = [each for each in chosen if max(each.first_dirty, each.log_start) < each.sealed_end]
+    if held_back and settings.min_compaction_lag_ms:
+        return (
+            f"what is dirty in {topic.name} is held back: it has records younger than "
+            f"min.compaction.lag.ms={settings.min_compaction_lag_ms} ({age(settings.min_compaction_lag_ms)})."
+        )
+    if not any(each.segments for each in chosen):
+        return f"nothing of {topic.name} is sealed."
+    return f"nothing in {topic.name} is dirty: everything that is sealed has been compacted."
+
+
+def _plan_data(plan: PartitionPlan) -> Data:
+    return {
+        "topic": plan.topic,
+        "partition": plan.partition,
+        "reason": plan.reason,
+        "dirty_ratio": plan.dirty_ratio,
+        "first_dirty": plan.positions.first_dirty,
+        "compactable_end": plan.compactable_end,
+        "segments": len(plan.segments),
+        "records": plan.records,
+        "dirty_records": plan.dirty_records,
+        "size_bytes": plan.size_bytes,
+        "estimate": None if plan.estimate is None else asdict(plan.estimate),
+    }
+
+
+def _report_data(report: CompactionReport) -> Data:
+    partitions = [_partition_data(each) for each in report.partitions]
+    done = [each for each in partitions if each["problem"] is None]
+    return {
+        "engine": report.engine,
+        "duration_s": round(report.duration_s, 3),
+        "partitions": partitions,
+        "total": {name: sum(each[name] for each in done) for name in SUMMED},
+    }
+
+
+def _partition_data(report: PartitionReport) -> dict[str, Any]:
+    return {
+        **asdict(report),
+        "reclaimed_bytes": report.reclaimed_bytes,
+        "duration_s": round(report.duration_s, 3),
+    }
+
+
+def _snapshot_data(snapshot: Snapshot, records: int) -> Data:
+    return {
+        "snapshot_id": snapshot.id,
+        "committed_ms": snapshot.committed_ms,
+        "operation": snapshot.operation,
+        "records": records,
+    }

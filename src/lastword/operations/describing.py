@@ -1,0 +1,74 @@
+"""What a topic is, where its records are, what compaction has to do, what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import CorruptError, UnavailableError
+from lastword.locks import Role, holder
+from lastword.readers import CommittedPositions
+from lastword.worker import load_status
+
+if TYPE_CHECKING:
+    from lastword.log import Log
+    from lastword.topic import PartitionDescription, Topic, TopicDescription
+
+MOST_FOOTERS = 256
+"""Garbage is estimated from the footers of segments, each a small read; of more segments it would take too long."""
+
+
+def describe_topic(log: Log, name: str) -> dict[str, Any]:
+    """Everything about one topic. Nothing is locked or changed."""
+    found, problem = _look(log.topic(name))
+    readers = {each: CommittedPositions(log.path, found.id.hex, each).load() for each in found.readers}
+    status = load_status(log.path)
+    failing = [each for each in status.failing if each.topic == name] if status is not None else []
+    return {
+        "topic": found.name,
+        "id": str(found.id),
+        "cleanup_policy": found.cleanup_policy,
+        "location": found.location,
+        "wal_folder": found.wal_folder,
+        "partitions": [
+            {
+                **asdict(each),
+                "unsealed_records": unsealed_records(each),
+                "last_run": None if each.last_run is None else each.last_run._asdict(),
+            }
+            for each in found.partitions
+        ],
+        "settings": [asdict(each) for each in found.settings],
+        "readers": {
+            reader: {
+                "positions": {str(partition): offset for partition, offset in sorted(positions.items())},
+                "behind": _behind(found, positions),
+            }
+            for reader, positions in readers.items()
+        },
+        "estimate_problem": problem,
+        "worker": holder(log.path, Role.WORKER),
+        "failing_compactions": [asdict(each) for each in failing],
+    }
+
+
+def unsealed_records(partition: PartitionDescription) -> int:
+    return max(0, partition.log_end - max(partition.sealed_end, partition.log_start))
+
+
+def _look(topic: Topic) -> tuple[TopicDescription, str | None]:
+    found = topic.describe()
+    if topic.settings.compacts and 0 < sum(each.segments for each in found.partitions) <= MOST_FOOTERS:
+        try:
+            return topic.describe(estimates=True), None
+        except (CorruptError, UnavailableError) as error:
+            # What is wrong is what people look here for.
+            return found, str(error)
+    return found, None
+
+
+def _behind(found: TopicDescription, positions: dict[int, int]) -> int:
+    return sum(
+        each.log_end - max(positions.get(each.partition, each.log_start), each.log_start)
+        for each in found.partitions
+    )

@@ -1,0 +1,32 @@
+"""Why records stay or go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lastword.operations.topics import Data
+
+if TYPE_CHECKING:
+    from lastword.explain import Run
+    from lastword.log import Log
+
+
+def explain(
+    log: Log,
+    name: str,
+    *,
+    partition: int | None = None,
+    key: bytes | None = None,
+    from_offset: int = 0,
+    limit: int | None = 100,
+    run: Run = "asked for",
+    seal: bool = True,
+) -> Data:
+    """Where records are, and what the next compaction does to them. Nothing is locked or changed."""
+    from lastword.explain.data import explanation_data
+
+    return explanation_data(
+        log.topic(name).explain(
+            partition=partition, key=key, from_offset=from_offset, limit=limit, run=run, seal=seal
+        )
+    )

@@ -1,0 +1,177 @@
+"""Records: append some, read some. Both are bounded by what the caller hands in or asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from lastword.batch import Compression
+from lastword.errors import InvalidError
+from lastword.reader import to_records
+from lastword.record_json import Parsed, parse_time, record_data
+from lastword.timetravel import AsOf
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lastword.log import Log
+    from lastword.topic import Start, Topic
+
+COMPRESSIONS = tuple(each.name.lower() for each in Compression)
+
+
+def append_records(
+    log: Log,
+    name: str,
+    records: Sequence[Parsed],
+    *,
+    partition: int | None = None,
+    compression: str = "none",
+    check_only: bool = False,
+) -> dict[str, Any]:
+    """Append records in their order, to the partition given, the one that each names, or the one of its key.
+
+    All are checked before any is appended; with `check_only` none is. Needs the writer.
+    """
+    topic = log.topic(name)
+    if compression not in COMPRESSIONS:
+        raise InvalidError(f"compression is {compression!r}; allowed: {', '.join(COMPRESSIONS)}")
+    way = Compression[compression.upper()]
+    # Neighbours that go to the same place, so that the order within a partition is that of the records.
+    runs = [
+        (partition if partition is not None else named, [each.record for each in run])
+        for named, run in groupby(records, lambda each: each.partition)
+    ]
+    for target, run in runs:
+        if check_only or len(runs) > 1:
+            topic.check_many(run, partition=target)
+    if check_only:
+        return {"topic": name, "positions": []}
+    positions = [
+        position
+        for target, run in runs
+        for position in topic.append_many(run, partition=target, compression=way)
+    ]
+    return {
+        "topic": name,
+        "positions": [{"partition": each.partition, "offset": each.offset} for each in positions],
+    }
+
+
+def read_records(
+    log: Log,
+    name: str,
+    *,
+    start: str | None = None,
+    from_time: str | None = None,
+    partition: int | None = None,
+    max_records: int,
+    max_bytes: int,
+    state: bool = False,
+    as_of: str | None = None,
+) -> dict[str, Any]:
+    """Some records, and for each partition that was read the offset to go on from. Nothing is locked.
+
+    It ends with the record that passes `max_bytes` of keys and values. With `state` the newest record of each
+    key, and with it or with `as_of` nothing to go on from.
+    """
+    topic = log.topic(name)
+    point = None if as_of is None else point_of(topic, as_of, partition)
+    if state:
+        if start or from_time or partition is not None:
+            raise InvalidError("state is about the whole topic; only max, max_bytes and as_of go with it.")
+        batches: Iterator[pa.RecordBatch] = iter(topic.state(as_of=point).to_batches(max_chunksize=500))
+        return {"topic": name, "records": _take(batches, max_records, max_bytes), "next": None}
+    if point is not None:
+        if start or from_time:
+            raise InvalidError(
+                "as_of shows the past from the log start on; from and from_time don't go with it."
+            )
+        batches = topic.read_as_of(point, partition=partition)
+        return {"topic": name, "records": _take(batches, max_records, max_bytes), "next": None}
+    begin = start_of(topic, start, from_time, partition)
+    records: list[dict[str, Any]] = []
+    size_bytes = 0
+    with topic.reader(None, start=begin, partition=partition) as reader:
+        ends = {each: extent.log_end for each, extent in topic.extents().items()}
+        positions = dict(reader.positions)
+        while len(records) < max_records and size_bytes < max_bytes:
+            if all(offset >= ends[each] for each, offset in reader.positions.items()):
+                break
+            found = reader.poll(max_records=min(500, max_records - len(records)), timeout_s=0)
+            if not found:
+                break
+            for index, record in enumerate(found):
+                records.append(record_data(record))
+                positions[record.partition] = record.offset + 1
+                size_bytes += len(record.key or b"") + len(record.value or b"")
+                if size_bytes >= max_bytes and index + 1 < len(found):
+                    break
+            else:
+                positions = dict(reader.positions)
+    return {
+        "topic": name,
+        "records": records,
+        "next": {str(each): offset for each, offset in sorted(positions.items())},
+    }
+
+
+def _take(batches: Iterator[pa.RecordBatch], max_records: int, max_bytes: int) -> list[dict[str, Any]]:
+    taken: list[dict[str, Any]] = []
+    size_bytes = 0
+    for batch in batches:
+        for record in to_records(batch):
+            if len(taken) >= max_records or size_bytes >= max_bytes:
+                return taken
+            taken.append(record_data(record))
+            size_bytes += len(record.key or b"") + len(record.value or b"")
+    return taken
+
+
+def point_of(topic: Topic, as_of: str, partition: int | None) -> AsOf:
+    """A point in the past: an offset, a time, or snapshot:ID."""
+    kind, colon, rest = as_of.partition(":")
+    if colon and kind == "snapshot":
+        if not rest.isascii() or not rest.isdigit():
+            raise InvalidError(
+                f"--as-of is {as_of!r}; a snapshot is a number, `lastword topic history` has them"
+            )
+        return AsOf(snapshot_id=int(rest))
+    if not as_of.isascii() or not as_of.isdigit():
+        try:
+            # A number is an offset here, also one that is none.
+            return AsOf(time_ms=parse_time(as_of if not as_of.startswith("-") else ""))
+        except InvalidError:
+            raise InvalidError(
+                f"--as-of is {as_of!r}; allowed: an offset such as 1000, a time such as 2026-01-31T12:00:00Z, "
+                f"or snapshot:ID"
+            ) from None
+    if partition is None and topic.partitions > 1:
+        raise InvalidError(
+            f"--as-of {as_of}: {topic.name} has {topic.partitions} partitions, and an offset is one of a "
+            f"partition; say which with --partition, or give a time or a snapshot"
+        )
+    return AsOf(offset=int(as_of))
+
+
+def start_of(
+    topic: Topic, start: str | None, from_time: str | None, partition: int | None
+) -> Start | dict[int, Start]:
+    """Where a read begins: earliest, latest, an offset, or a time."""
+    if start is not None and from_time is not None:
+        raise InvalidError("--from and --from-time both say where to begin; give one of them.")
+    if from_time is not None:
+        return topic.offsets_for_time(parse_time(from_time))
+    if start is None or start == "earliest":
+        return "earliest"
+    if start == "latest":
+        return "latest"
+    if not start.isascii() or not start.isdigit():
+        raise InvalidError(f"--from is {start!r}; allowed: earliest, latest, or an offset such as 1000")
+    if partition is None and topic.partitions > 1:
+        raise InvalidError(
+            f"--from {start}: {topic.name} has {topic.partitions} partitions, and an offset is one of a partition; "
+            f"say which with --partition"
+        )
+    return int(start)

@@ -1,0 +1,152 @@
+"""Topics: list, create, change, delete, seal, history, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import InvalidConfigError, InvalidError, UnknownTopicError
+
+if TYPE_CHECKING:
+    from lastword.config import EffectiveSetting
+    from lastword.log import Log
+    from lastword.segments.table import Snapshot
+
+Data = dict[str, Any]
+Progress = Callable[..., None]
+
+POLICY = "cleanup.policy"
+
+
+def no_progress(stage: str, *numbers: int | None) -> None:
+    """For who does not want to know."""
+
+
+def list_topics(log: Log) -> list[Data]:
+    """Every topic, with the settings of its own."""
+    return [
+        {
+            "name": info.name,
+            "id": str(info.id),
+            "partitions": info.partitions,
+            "cleanup_policy": _policy(log.config.explain(info.name, info.config)),
+            "config": dict(info.config),
+        }
+        for info in log.topic_infos()
+    ]
+
+
+def create_topic(log: Log, name: str, *, partitions: int, config: Mapping[str, object]) -> Data:
+    """Needs the writer."""
+    topic = log.create_topic(name, partitions=partitions, config=config)
+    return {
+        "topic": topic.name,
+        "id": str(topic.id),
+        "partitions": topic.partitions,
+        "cleanup_policy": _policy(log.explain_config(name)),
+        "config": dict(topic.config),
+    }
+
+
+def alter_topic(
+    log: Log,
+    name: str,
+    *,
+    set_config: Mapping[str, object],
+    unset: Iterable[str],
+    partitions: int | None,
+) -> Data:
+    """Needs the writer."""
+    from lastword.log import warning_of_more_partitions
+
+    unset = list(unset)
+    if not set_config and not unset and partitions is None:
+        raise InvalidError(
+            "There is nothing to change: no setting, none to take back, no number of partitions."
+        )
+    if both := sorted(set(set_config) & set(unset)):
+        raise InvalidConfigError(f"{both[0]!r} is both set and taken back; do one of them")
+    before = {each.key: each for each in log.explain_config(name)}
+    partitions_before = log.topic(name).partitions
+    topic = log.alter_topic(name, set_config=set_config, unset=unset, partitions=partitions)
+    after = {each.key: each for each in log.explain_config(name)}
+    changed = [key for key in after if before.get(key) != after[key]]
+    has_grown = topic.partitions > partitions_before and topic.settings.compacts
+    return {
+        "topic": name,
+        "warning": warning_of_more_partitions(name, topic.partitions) if has_grown else None,
+        "partitions": {"before": partitions_before, "after": topic.partitions},
+        "changed": {
+            key: {"before": _setting_data(before[key]), "after": _setting_data(after[key])} for key in changed
+        },
+    }
+
+
+def delete_topic(log: Log, name: str) -> Data:
+    """Needs the writer."""
+    if name not in log.topics():
+        raise UnknownTopicError(f"there is no topic {name!r}")
+    log.delete_topic(name)
+    return {"topic": name, "deleted": True}
+
+
+def delete_records(log: Log, name: str, *, partition: int, before: int) -> Data:
+    """Needs the writer."""
+    topic = log.topic(name)
+    old_start = topic.extents()[partition].log_start if 0 <= partition < topic.partitions else 0
+    log_start = topic.delete_records({partition: before})[partition]
+    return {"topic": name, "partition": partition, "log_start_before": old_start, "log_start": log_start}
+
+
+def seal(log: Log, name: str, *, progress: Progress = no_progress) -> Data:
+    """Needs maintenance."""
+    report = log.topic(name).seal(progress=lambda done, total: progress("seal", done, total))
+    return {
+        "topic": report.topic,
+        "segments": [asdict(each) for each in report.segments],
+        "records": report.records,
+        "size_bytes": report.size_bytes,
+        "wal_files": report.files,
+        "wal_bytes": report.wal_bytes,
+        "duration_s": round(report.duration_s, 3),
+        "snapshot_id": report.snapshot_id,
+        "problems": [{"partition": partition, "problem": why} for partition, why in report.problems],
+    }
+
+
+def history(log: Log, name: str) -> Data:
+    """The snapshots that are kept, oldest first."""
+    return {"topic": name, "snapshots": [_snapshot_data(each) for each in log.topic(name).history()]}
+
+
+def settings(log: Log, topic: str | None) -> list[Data]:
+    """Each effective setting and where it comes from."""
+    return [asdict(each) for each in log.explain_config(topic)]
+
+
+def _policy(effective: Iterable[EffectiveSetting]) -> str:
+    return next(each.value for each in effective if each.key == POLICY)
+
+
+def _setting_data(setting: EffectiveSetting) -> dict[str, str]:
+    return {"value": setting.value, "source": setting.source}
+
+
+def _snapshot_data(snapshot: Snapshot) -> Data:
+    return {
+        "snapshot_id": snapshot.id,
+        "parent_id": snapshot.parent_id,
+        "committed_ms": snapshot.committed_ms,
+        "operation": snapshot.operation,
+        "details": dict(snapshot.details),
+        "partitions": [
+            {
+                "partition": partition,
+                "log_start": at.log_start,
+                "first_dirty": at.first_dirty,
+                "sealed_end": at.sealed_end,
+            }
+            for partition, at in enumerate(snapshot.positions)
+        ],
+    }

@@ -1,0 +1,94 @@
+"""What is in the write-ahead logs, and the way out when one is damaged."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from lastword.clock import SystemClock
+from lastword.operations.maintaining import wait_for_maintenance
+from lastword.wal import checkpoint as checkpoints
+from lastword.wal.files import ASIDE_FOLDER, file_name
+
+if TYPE_CHECKING:
+    from lastword.log import Log
+    from lastword.topic import Topic
+    from lastword.wal.deleter import LocalFile, LocalWal
+    from lastword.wal.repair import DamagedRange
+
+
+def show_wal(log: Log, name: str | None) -> list[dict[str, Any]]:
+    """The WAL files of a topic, or of all. Nothing is locked or changed."""
+    now_ms = SystemClock().now_ms()
+    return [_topic_data(log.topic(each), now_ms) for each in ([name] if name is not None else log.topics())]
+
+
+def wal_damage(log: Log, name: str) -> dict[str, Any]:
+    """The damaged ranges of a topic's WAL. Nothing is locked or changed."""
+    return _damage_data(name, log.topic(name).wal_damage(), skipped=False)
+
+
+def skip_wal_damage(log: Log, name: str) -> dict[str, Any]:
+    """Leave the damaged ranges behind; what was left behind. Needs the writer."""
+    with wait_for_maintenance(log):
+        return _damage_data(name, log.topic(name).skip_wal_damage(), skipped=True)
+
+
+def _topic_data(topic: Topic, now_ms: int) -> dict[str, Any]:
+    extents = topic.extents()
+    return {
+        "topic": topic.name,
+        "partitions": [
+            _partition_data(wal, extents[wal.partition].log_end, now_ms) for wal in topic.local_wals()
+        ],
+    }
+
+
+def _partition_data(wal: LocalWal, log_end: int, now_ms: int) -> dict[str, Any]:
+    saved = checkpoints.load_writer(wal.folder)
+    opened_ms = {file.seq: file.opened_ms for file in saved.files} if saved else {}
+    aside = wal.folder / ASIDE_FOLDER
+    return {
+        "partition": wal.partition,
+        "folder": str(wal.folder),
+        "sealed_end": wal.sealed_end,
+        "log_end": log_end,
+        "size_bytes": wal.size_bytes,
+        "files": [
+            {
+                "seq": file.seq,
+                "file": file_name(file.seq),
+                "first_offset": file.first_offset,
+                "end_offset": file.end_offset if file.end_offset is not None else log_end,
+                "size_bytes": file.size_bytes,
+                "age_ms": now_ms - (file.rolled_ms or opened_ms.get(file.seq, now_ms)),
+                "state": _state(file, wal.sealed_end),
+            }
+            for file in wal.files
+        ],
+        "aside": [
+            {"file": path.name, "size_bytes": path.stat().st_size}
+            for path in (sorted(aside.iterdir()) if aside.exists() else [])
+        ],
+        "damage": [asdict(each) for each in saved.damage] if saved else [],
+    }
+
+
+def _state(file: LocalFile, sealed_end: int) -> str:
+    if file.size_bytes is None:
+        return "gone"
+    if file.end_offset is None:
+        return "active"
+    if file.end_offset <= sealed_end:
+        return "sealed"
+    return "partly sealed" if file.first_offset < sealed_end else "not sealed"
+
+
+def _damage_data(name: str, found: list[tuple[int, DamagedRange]], *, skipped: bool) -> dict[str, Any]:
+    return {
+        "topic": name,
+        "skipped": skipped,
+        "damage": [
+            {"partition": partition, **asdict(each), "path": str(each.path)} for partition, each in found
+        ],
+    }

@@ -1,0 +1,36 @@
+"""The worker: what it did last, and every job once, now."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from lastword.locks import Role, holder
+from lastword.worker import load_status
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lastword.worker import Worker, WorkerStatus
+
+
+def worker_status(data_folder: Path) -> dict[str, Any]:
+    """Who the worker is, and what it said last. Nothing is opened."""
+    status = load_status(data_folder)
+    return {
+        "running": holder(data_folder, Role.WORKER),
+        **({"jobs": {}, "failing": []} if status is None else status_data(status)),
+    }
+
+
+def run_worker_once(worker: Worker) -> dict[str, Any]:
+    """Every job once. Needs maintenance."""
+    worker.run_all()
+    return status_data(worker.status)
+
+
+def status_data(status: WorkerStatus) -> dict[str, Any]:
+    return {
+        "jobs": {name: asdict(job) for name, job in status.jobs.items()},
+        "failing": [asdict(each) for each in status.failing],
+    }

@@ -1,0 +1,83 @@
+"""The broker's process. By its steps: take the admin's address, open the log as its writer, start the broker, answer
+the admin API, say that it is ready. On SIGTERM, or when the supervisor is gone: stop the broker (what was taken up is
+answered), the admin API, close the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from importlib.metadata import version
+from pathlib import Path
+
+from lastword.admin import app as admin_app
+from lastword.admin.desk import Desk, WorkerDesk
+from lastword.admin.groups import CoordinatedGroups
+from lastword.admin.jobs import Jobs
+from lastword.admin.server import AdminServer, read_token
+from lastword.broker.server import Broker
+from lastword.log import Log
+from lastword.log import open as open_log
+from lastword.serve.child import Leash, ServeOptions, run
+
+logger = logging.getLogger("lastword.serve.broker")
+
+
+def serve(options: ServeOptions, leash: Leash) -> None:
+    token = None if options.token_file is None else read_token(Path(options.token_file))
+    admin = AdminServer(options.admin_host, options.admin_port, token=token)
+    try:
+        with open_log(options.data, config=options.config) as log:
+            asyncio.run(_serve(options, leash, log, admin))
+    finally:
+        admin.close()
+
+
+async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServer) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+
+    def lost() -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    leash.watch(lost)
+    broker = Broker(
+        log,
+        host=options.kafka_host,
+        port=options.kafka_port,
+        advertised_host=options.advertised_host,
+        advertised_port=options.advertised_port,
+    )
+    await broker.start()
+    groups = CoordinatedGroups(broker.group_service)
+    jobs = Jobs()
+
+    def erased(topic: str) -> None:
+        if (found := log.opened_topics().get(topic)) is not None:
+            loop.call_soon_threadsafe(broker.forget_sealed, found.id)
+
+    admin.start(
+        admin_app.build(
+            Desk(log, WorkerDesk(Path(options.channel))),
+            jobs,
+            version=version("lastword"),
+            broker=lambda: (broker, loop),
+            groups=lambda: groups,
+            erased=erased,
+        )
+    )
+    leash.ready(kafka=list(broker.address), admin=list(admin.address))
+    await stop.wait()
+    logger.info("stopping")
+    await broker.stop()
+    logger.debug("the broker has stopped")
+    jobs.close()
+    await asyncio.to_thread(admin.close)
+    logger.debug("the admin API has stopped")
+
+
+if __name__ == "__main__":
+    run("broker", serve)

@@ -1,0 +1,120 @@
+"""A process of the server, seen from within.
+
+It is started with its options and one end of a socket pair, the leash. It says one thing on it: that it is ready, or
+why it could not start. When the other end is closed the supervisor is gone, killed or not, and so the process ends,
+in order if it can within a time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lastword.errors import LastwordError
+from lastword.problems import to_problem
+
+ORPHAN_S = 30.0
+"""How long a process whose supervisor is gone may take to end in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What both processes are started with."""
+
+    data: str
+    config: str | None
+    kafka_host: str
+    kafka_port: int
+    advertised_host: str | None
+    advertised_port: int | None
+    admin_host: str
+    admin_port: int
+    token_file: str | None
+    channel: str
+    verbose: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Leash:
+    """The child's end of the pair."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+
+    def ready(self, **details: Any) -> None:
+        self._say({"ready": details})
+
+    def failed(self, error: LastwordError) -> None:
+        self._say({"failed": to_problem(error)})
+
+    def watch(self, lost: Callable[[], None]) -> None:
+        """Call `lost` when the supervisor is gone; end the process if that has not done so after a while."""
+
+        def wait() -> None:
+            try:
+                while self._socket.recv(64):
+                    pass
+            except OSError:
+                pass
+            logging.getLogger(__name__).warning("the supervisor is gone; ending")
+            lost()
+            time.sleep(ORPHAN_S)
+            os._exit(1)
+
+        threading.Thread(target=wait, name="lastword-leash", daemon=True).start()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            # The supervisor is gone; `watch` finds out.
+            logging.getLogger(__name__).debug("nobody heard %s", message)
+
+
+def run(name: str, serve: Callable[[ServeOptions, Leash], None]) -> None:
+    """The whole life of a child: its errors go to the supervisor if it could not start, to the log afterwards."""
+    options = ServeOptions(**json.loads(sys.argv[1]))
+    leash = Leash(int(sys.argv[2]))
+    # The lock files name this.
+    sys.argv = ["lastword", "serve", "--data", options.data, f"({name})"]
+    set_up_logging(name, options.verbose)
+    code = 0
+    try:
+        serve(options, leash)
+    except LastwordError as error:
+        leash.failed(error)
+        logging.getLogger("lastword.serve").error("%s", error)
+        code = 1
+    logging.shutdown()
+    # Everything is closed; the interpreter's own end takes seconds over libraries that have nothing left to do.
+    os._exit(code)
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, name: str) -> None:
+        self.converter = time.gmtime
+        super().__init__(
+            f"%(asctime)s.%(msecs)03dZ {name} %(levelname)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+        )
+
+
+def set_up_logging(name: str, verbose: int) -> None:
+    """What Lastword does to stderr; with -v its steps, with -vv what libraries say."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(name))
+    logging.basicConfig(handlers=[handler], level=logging.INFO if verbose > 1 else logging.ERROR, force=True)
+    logging.captureWarnings(True)
+    logging.getLogger("lastword").setLevel(logging.DEBUG if verbose else logging.INFO)
+    if verbose < 2:
+        for library in ("py4j", "pyspark"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)

@@ -1,0 +1,276 @@
+"""The supervisor: starts the broker's and the worker's process, and sees to it that both go on.
+
+By its steps: start the broker, wait until it listens, start the worker, write `run/server.json`, say that the server
+is ready. A process that ends by itself is counted, said in the log, and started again after a pause that doubles
+while it keeps ending; a long run takes the pause back. What keeps a process from starting the first time, a port
+that is taken or a data folder that is held, ends the server with that error.
+
+SIGTERM and SIGINT stop both in order; a second one kills them. If the supervisor itself is killed both see it and end.
+The supervisor opens nothing of the log and is never in a record's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lastword import running
+from lastword.clock import Clock
+from lastword.errors import LockedError, UnavailableError
+from lastword.problems import from_problem
+from lastword.running import ChildProcess, RunningServer
+from lastword.serve.child import ServeOptions
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 60.0
+LONG_RUN_S = 60.0
+"""A process that ran for so long has not been failing."""
+STOP_S = 30.0
+"""How long a process may take to stop before it is killed. Killed at any point, nothing that was acknowledged is lost."""
+START_S = 120.0
+
+
+@dataclass(slots=True)
+class _Child:
+    """A process as the supervisor knows it."""
+
+    name: str
+    module: str
+    state: ChildProcess = field(default_factory=ChildProcess)
+    process: asyncio.subprocess.Process | None = None
+    leash: asyncio.StreamWriter | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What is said when the server is ready."""
+
+    server: RunningServer
+    pids: dict[str, int]
+
+
+class Supervisor:
+    """One run of `lastword serve`."""
+
+    def __init__(self, options: ServeOptions, clock: Clock, *, ready: Callable[[Started], None]) -> None:
+        # A socket's path may have about 100 characters only, so it can't be in the data folder.
+        self._folder = tempfile.mkdtemp(prefix="lastword-")
+        self._options = replace(options, channel=str(Path(self._folder) / "worker.sock"))
+        self._clock = clock
+        self._data = Path(options.data)
+        self._say_ready = ready
+        self._stop = asyncio.Event()
+        self._signals = 0
+        self._last_signal = signal.SIGTERM
+        self._broker = _Child("broker", "lastword.serve.broker")
+        self._worker = _Child("worker", "lastword.serve.worker")
+        self._server: RunningServer | None = None
+
+    async def run(self) -> int:
+        """Until it is stopped; the exit code. LastwordError if it could not be started."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        try:
+            if (other := running.load(self._data)) is not None:
+                raise LockedError(
+                    f"{self._data} is in use: process {other.pid} on {other.host} (`lastword serve`) is its server, "
+                    f"with Kafka at {other.kafka} and the admin API at {other.admin}."
+                )
+            return await self._run()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _run(self) -> int:
+        keepers: list[asyncio.Task[None]] = []
+        try:
+            addresses = await self._start(self._broker)
+            if addresses is not None:
+                self._take_addresses(addresses)
+                keepers.append(asyncio.create_task(self._keep(self._broker)))
+                if await self._start(self._worker) is not None:
+                    keepers.append(asyncio.create_task(self._keep(self._worker)))
+                    self._save()
+                    self._announce()
+            await self._stop.wait()
+        finally:
+            await self._end()
+            for keeper in keepers:
+                keeper.cancel()
+            if self._server is not None:
+                running.remove(self._data)
+        return 128 + self._last_signal if self._signals > 1 else 0
+
+    # ---------------------------------------------------------------------------------------- children
+
+    async def _start(self, child: _Child) -> dict[str, Any] | None:
+        """Start a process and wait for its first word; None if the server is being stopped. Its error is raised."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            child.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                child.module,
+                self._options.to_json(),
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                # Ctrl-C on the terminal is for the supervisor, which stops both in order.
+                start_new_session=True,
+            )
+        reader, child.leash = await asyncio.open_connection(sock=ours)
+        said = await self._unless_stopped(asyncio.wait_for(reader.readline(), START_S))
+        if said is None:
+            return None
+        message = json.loads(said) if said else {}
+        if "ready" in message:
+            child.state = replace(child.state, pid=child.process.pid, since_ms=self._clock.now_ms())
+            details: dict[str, Any] = message["ready"]
+            return details
+        code = await child.process.wait()
+        if "failed" in message:
+            raise from_problem(message["failed"])
+        raise UnavailableError(
+            f"The {child.name}'s process ended before it was ready: {_ending(code)}. Its log, above, may say why."
+        )
+
+    async def _keep(self, child: _Child) -> None:
+        """Start a process again whenever it ends by itself."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            assert child.process is not None
+            began_ms = self._clock.now_ms()
+            code = await child.process.wait()
+            if self._stop.is_set():
+                return
+            if self._clock.now_ms() - began_ms > LONG_RUN_S * 1000:
+                pause_s = FIRST_PAUSE_S
+            ending = _ending(code)
+            while True:
+                child.state = ChildProcess(restarts=child.state.restarts + 1, last_end=ending)
+                logger.error(
+                    "the %s ended by itself (%s); it is started again in %.1f s, for the %d. time",
+                    child.name,
+                    ending,
+                    pause_s,
+                    child.state.restarts,
+                )
+                self._save()
+                if await self._unless_stopped(asyncio.sleep(pause_s, "go on")) is None:
+                    return
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                try:
+                    if await self._start(child) is None:
+                        return
+                except Exception as error:  # noqa: BLE001
+                    _send(child, signal.SIGKILL)
+                    ending = f"could not start: {error or type(error).__name__}"
+                    continue
+                break
+            logger.info("the %s runs again, as process %d", child.name, child.process.pid)
+            self._save()
+
+    async def _unless_stopped(self, waiting: Any) -> Any:
+        """What is waited for; None if a stop comes first."""
+        waiter, stopper = asyncio.ensure_future(waiting), asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait([waiter, stopper], return_when=asyncio.FIRST_COMPLETED)
+        stopper.cancel()
+        if not waiter.done():
+            waiter.cancel()
+            return None
+        return waiter.result()
+
+    async def _end(self) -> None:
+        """Stop both processes: in order, then by force."""
+        self._stop.set()
+        children = [each for each in (self._worker, self._broker) if each.process is not None]
+        for child in children:
+            _send(child, signal.SIGTERM if self._signals < 2 else signal.SIGKILL)
+        for child in children:
+            assert child.process is not None
+            try:
+                await asyncio.wait_for(child.process.wait(), STOP_S)
+            except TimeoutError:
+                logger.warning("the %s has not stopped within %d s and is killed", child.name, STOP_S)
+                _send(child, signal.SIGKILL)
+                await child.process.wait()
+            if child.leash is not None:
+                child.leash.close()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self._signals += 1
+        self._last_signal = number
+        if self._signals == 1:
+            logger.info("stopping: %s came; a second one ends it at once", signal.Signals(number).name)
+            self._stop.set()
+            return
+        for child in (self._worker, self._broker):
+            _send(child, signal.SIGKILL)
+
+    # -------------------------------------------------------------------------------------- what is said
+
+    def _take_addresses(self, addresses: dict[str, Any]) -> None:
+        """The real ports: a broker that is started again must listen where it did."""
+        kafka, admin = addresses["kafka"], addresses["admin"]
+        self._options = replace(self._options, kafka_port=kafka[1], admin_port=admin[1])
+        self._server = running.this_process(
+            since_ms=self._clock.now_ms(),
+            kafka=show_address(*kafka),
+            admin=show_address(*admin),
+            token_file=self._options.token_file,
+        )
+
+    def _save(self) -> None:
+        if self._server is None:
+            return
+        states = {child.name: child.state for child in (self._broker, self._worker)}
+        self._server = replace(self._server, children=states)
+        try:
+            running.save(self._data, self._server)
+        except OSError as error:
+            logger.warning("could not write %s: %s", self._data / running.RUN_FOLDER, error)
+
+    def _announce(self) -> None:
+        assert self._server is not None
+        pids = {child.name: child.state.pid or 0 for child in (self._broker, self._worker)}
+        self._say_ready(Started(server=self._server, pids=pids))
+
+
+def show_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _send(child: _Child, number: signal.Signals) -> None:
+    if child.process is not None and child.process.returncode is None:
+        try:
+            child.process.send_signal(number)
+        except ProcessLookupError:
+            logger.debug("the %s has ended already", child.name)
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,132 @@
+"""The worker's process: the background loop, and what the admin API asks for, on one log.
+
+The loop runs in a thread, so that signals find the main thread free. What is asked for runs in a thread of its own
+and waits for the loop's job where both need the maintenance role. On SIGTERM, or when the supervisor is gone, all of
+it ends between two commits.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lastword import metrics
+from lastword.channel import JobServer, ReportProgress
+from lastword.clock import SystemClock
+from lastword.errors import InvalidError, LastwordError
+from lastword.locks import Role, RoleLock
+from lastword.log import Log
+from lastword.log import open as open_log
+from lastword.operations import cleaning, compaction, topics, working
+from lastword.operations.maintaining import wait_for_maintenance
+from lastword.serve.child import Leash, ServeOptions, run
+from lastword.worker import Worker
+
+logger = logging.getLogger("lastword.serve.worker")
+
+Stop = Callable[[], bool]
+
+
+def serve(options: ServeOptions, leash: Leash) -> None:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    leash.watch(stop.set)
+    with open_log(options.data, config=options.config, maintain_only=True, create=False) as log:
+        os.nice(log.config.worker_nice)
+        # Before it is said that this is the worker: another one may be there.
+        RoleLock.acquire(log.path, Role.WORKER, SystemClock(), brief=True).release()
+        worker = log.worker()
+        jobs = JobServer(Path(options.channel), _Requests(log, worker).handle)
+        ended: list[BaseException | None] = []
+
+        def loop() -> None:
+            try:
+                worker.run()
+                ended.append(None)
+            except BaseException as error:  # noqa: BLE001
+                ended.append(error)
+            stop.set()
+
+        thread = threading.Thread(target=loop, name="lastword-worker", daemon=True)
+        jobs.start()
+        thread.start()
+        leash.ready()
+        stop.wait()
+        logger.info("stopping")
+        worker.stop()
+        jobs.close()
+        thread.join()
+    if ended and isinstance(ended[0], LastwordError):
+        raise ended[0]
+    if ended and ended[0] is not None:
+        logger.error("the worker's loop met an unexpected error", exc_info=ended[0])
+        raise SystemExit(1)
+
+
+class _Requests:
+    """What can be asked of the worker."""
+
+    def __init__(self, log: Log, worker: Worker) -> None:
+        self._log = log
+        self._worker = worker
+
+    def handle(self, request: dict[str, Any], progress: ReportProgress, gone: Stop) -> Any:
+        match request:
+            case {"do": "ping"}:
+                return "pong"
+            case {"do": "metrics"}:
+                return metrics.exposition()
+            case {"do": "compact_topic", "dry_run": True, "topic": topic}:
+                return compaction.plan_topic(
+                    self._log,
+                    topic,
+                    partitions=request["partitions"],
+                    force=request["force"],
+                    seal=request["seal"],
+                )
+            case {"do": "compact_all", "dry_run": True}:
+                return compaction.plan_all(self._log, all_dirty=request["all_dirty"])
+            case {"do": "retention", "dry_run": True}:
+                return cleaning.run_retention(self._log, dry_run=True, topics=request["topics"])
+            case {"do": "verify", "topic": topic}:
+                return compaction.verify(self._log, topic, before=request["before"], after=request["after"])
+            case {"do": "run_all"}:
+                return working.run_worker_once(self._worker)
+        with wait_for_maintenance(self._log):
+            return self._maintain(request, progress, gone)
+
+    def _maintain(self, request: dict[str, Any], progress: ReportProgress, gone: Stop) -> Any:
+        match request:
+            case {"do": "seal", "topic": topic}:
+                return topics.seal(self._log, topic, progress=progress)
+            case {"do": "compact_topic", "topic": topic}:
+                return compaction.compact_topic(
+                    self._log,
+                    topic,
+                    partitions=request["partitions"],
+                    force=request["force"],
+                    seal=request["seal"],
+                    progress=progress,
+                    stop=gone,
+                )
+            case {"do": "compact_all"}:
+                return compaction.compact_all(
+                    self._log, all_dirty=request["all_dirty"], progress=progress, stop=gone
+                )
+            case {"do": "erase", "topic": topic, "keys_base64": keys}:
+                decoded = [base64.b64decode(each) for each in keys]
+                return compaction.erase(self._log, topic, decoded, progress=progress)
+            case {"do": "retention"}:
+                return cleaning.run_retention(self._log, dry_run=False, topics=request["topics"])
+        raise InvalidError(f"the worker can't do {request.get('do')!r}")
+
+
+if __name__ == "__main__":
+    run("worker", serve)

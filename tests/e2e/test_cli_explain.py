@@ -1,0 +1,77 @@
+"""`lastword topic explain`: what it prints, as a table and as JSON, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.cli import Cli
+
+import lastword
+
+INLINE = "compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory\n"
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """A compacted topic: some of it sealed, some only in the WAL."""
+    made = Cli(tmp_path / "data")
+    made.data.mkdir()
+    (made.data / "lastword.yaml").write_text(INLINE)
+    made("topic", "create", "users", "--cleanup-policy", "compact")
+    made("produce", "users", stdin=b"alice:Oslo\nbob:Rome\nalice:Paris\n")
+    made("topic", "seal", "users")
+    made("produce", "users", "--null-value", "NULL", stdin=b"carol:" + b"x" * 500 + b"\nbob:NULL\n")
+    return made
+
+
+def test_one_line_a_record_with_the_reason(cli: Cli) -> None:
+    lines = cli("topic", "explain", "users").out.splitlines()
+    assert lines[0].split() == ["p", "offset", "key", "value", "where", "next", "run", "why"]
+    assert len(lines) == 6
+    assert "beaten by offset 2, a newer record of its key" in lines[1] and "goes" in lines[1]
+    assert "sealed dirty, 0 to 2" in lines[1]
+    assert "beaten by offset 4" in lines[2]
+    assert lines[3].endswith("stays     the newest record of its key")
+    assert "x…" in lines[4] and "WAL active, wal." in lines[4]
+    assert "<tombstone>" in lines[5] and "first run that passes it" in lines[5]
+
+
+def test_what_it_says_is_what_the_command_then_does(cli: Cli) -> None:
+    records = cli.json("topic", "explain", "users")["partitions"][0]["records"]
+    cli("topic", "compact", "users")
+    with lastword.open(cli.data, read_only=True) as log:
+        left = [record.offset for record in log.topic("users").read()]
+    assert [each["offset"] for each in records if not each["goes"]] == left
+    after = cli("topic", "explain", "users").out
+    assert after.startswith("There is no run in partition 0: nothing that may be compacted is dirty")
+    assert "it expires 2" in after
+
+
+def test_a_key_a_part_and_the_way_on(cli: Cli) -> None:
+    found = cli.json("topic", "explain", "users", "--key", "bob")
+    assert [each["offset"] for each in found["partitions"][0]["records"]] == [1, 4]
+    again = cli.json("topic", "explain", "users", "--key-base64", "Ym9i")
+    assert [each["offset"] for each in again["partitions"][0]["records"]] == [1, 4]
+    assert "go on with --partition 0 --from 3." in cli("topic", "explain", "users", "--limit", "3").out
+    found = cli.json("topic", "explain", "users", "--from", "3")
+    assert [each["offset"] for each in found["partitions"][0]["records"]] == [3, 4]
+    assert cli("topic", "explain", "users", "--key", "nobody").out.endswith("There are no such records.\n")
+
+
+def test_another_run_is_another_answer(cli: Cli) -> None:
+    unsealed = cli.json("topic", "explain", "users", "--no-seal")["partitions"][0]["records"]
+    assert unsealed[4]["waits_for"] == "sealing"
+    as_worker = cli.json("topic", "explain", "users", "--worker")["partitions"][0]["records"]
+    assert (as_worker[1]["goes"], as_worker[1]["beaten_by"]) == (False, 4)
+    cli("topic", "compact", "users")
+    assert cli.json("topic", "explain", "users", "--force")["partitions"][0]["due"] == "asked for"
+
+
+def test_what_makes_no_sense_is_refused(cli: Cli) -> None:
+    assert "give one of them" in cli("topic", "explain", "users", "--worker", "--force", code=2).err
+    assert "two keys" in cli("topic", "explain", "users", "--key", "a", "--key-base64", "YQ==", code=2).err
+    assert "not base64" in cli("topic", "explain", "users", "--key-base64", "%", code=2).err
+    assert "no partition 4" in cli("topic", "explain", "users", "--partition", "4", code=2).err
+    assert "there is no such topic" in cli("topic", "explain", "nope", code=2).err
+    assert cli("topic", "explain", "users", "--limit", "0", code=2).err

@@ -1,0 +1,229 @@
+"""`lastword serve`: how it starts, what it survives, how it stops, and what it says when it can't start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from tests.support.cli import Cli, wait_until
+from tests.support.server import SETTINGS, Server, serving
+
+import lastword
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("served") / "data") as started:
+        yield started
+
+
+def processes(server: Server) -> list[psutil.Process]:
+    parent = psutil.Process(server.process.pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def test_it_is_ready_when_it_says_so(server: Server) -> None:
+    host, _, port = server.kafka.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=5).close()
+    with server.client() as client:
+        assert client.get("/readyz").json() == {"ready": True, "problems": []}
+        assert client.get("/healthz").json() == {"alive": True}
+    assert server.started["pid"] == server.process.pid
+    assert set(server.started["processes"]) == {"broker", "worker"}
+
+
+def test_a_worker_that_is_killed_is_started_again_and_counted(server: Server) -> None:
+    cli = Cli(server.data)
+    before = server.child("worker").restarts
+    server.kill_child("worker")
+    assert server.child("worker").restarts == before + 1
+    with server.client() as client:
+        wait_until(lambda: client.get("/readyz").status_code == 200, lambda: server.log)
+        name = 'lastword_process_restarts_total{process="worker"}'
+        assert f"{name} {before + 1}.0" in client.get("/metrics").text
+    assert "the worker ended by itself (killed by SIGKILL)" in server.log
+    shown = cli("status").out
+    assert "killed by SIGKILL" in shown
+    assert shown.endswith("Ready.\n")
+
+
+def test_whoever_waits_for_a_worker_that_is_killed_is_told(server: Server) -> None:
+    cli = Cli(server.data)
+    cli("topic", "create", "waiting")
+    cli("produce", "waiting", stdin=b"a:1\n")
+    worker = psutil.Process(server.child("worker").pid)
+    worker.suspend()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, f"{server.url}/v1/topics/waiting/seal", json={}, timeout=60)
+        server.kill_child("worker")
+        answer = asked.result(60)
+    assert answer.status_code == 503
+    assert "The worker" in answer.json()["detail"]
+    assert cli.json("topic", "seal", "waiting")["records"] == 1
+
+
+def test_a_broker_that_is_killed_is_started_again_with_what_was_acknowledged(server: Server) -> None:
+    cli = Cli(server.data)
+    cli("topic", "create", "kept")
+    cli("produce", "kept", stdin=b"a:1\nb:2\n")
+    kafka = server.kafka
+    server.kill_child("broker")
+    # Commands wait for it.
+    assert cli.values("kept") == ["1", "2"]
+    cli("produce", "kept", stdin=b"c:3\n")
+    assert cli.values("kept") == ["1", "2", "3"]
+    host, _, port = kafka.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=5).close()
+    assert "lastword_append_records_total" in httpx.get(f"{server.url}/metrics").text
+
+
+def test_readyz_says_what_is_missing_while_the_worker_is_away(server: Server) -> None:
+    worker = psutil.Process(server.child("worker").pid)
+    worker.suspend()
+    try:
+        answer = httpx.get(f"{server.url}/readyz", timeout=30)
+        assert answer.status_code == 503
+        assert "the worker is not there" in answer.json()["problems"][0]
+        text = httpx.get(f"{server.url}/metrics", timeout=30).text
+        assert 'lastword_process_up{process="worker"} 0.0' in text
+        assert "lastword_kafka_connections 0.0" in text
+    finally:
+        worker.resume()
+    wait_until(lambda: httpx.get(f"{server.url}/readyz", timeout=30).status_code == 200, lambda: server.log)
+
+
+def test_a_second_server_on_the_folder_is_told_of_the_first(server: Server) -> None:
+    refused = Cli(server.data).real("serve", "--kafka", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    assert refused.code == 3
+    assert f"process {server.process.pid} on" in refused.err
+    assert server.kafka in refused.err
+
+
+@pytest.mark.parametrize("option", ["--kafka", "--admin"])
+def test_a_port_that_is_taken_is_named(server: Server, tmp_path: Path, option: str) -> None:
+    addresses = {"--kafka": "127.0.0.1:0", "--admin": "127.0.0.1:0", option: server.kafka}
+    refused = Cli(tmp_path / "other").real("serve", *(word for pair in addresses.items() for word in pair))
+    assert refused.code == 3
+    assert f"at {server.kafka}: Address already in use" in refused.err
+    assert "Traceback" not in refused.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    server = Server(tmp_path / "data")
+    everyone = processes(server)
+    Cli(server.data)("topic", "create", "users")
+    assert server.stop(number) == 0
+    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in everyone)
+    assert not (server.data / "run" / "server.json").exists()
+    # Closed in order: nothing has to be recovered.
+    with lastword.open(server.data) as log:
+        assert log.topic("users").describe().partitions[0].leader_epoch == 0
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data")
+    broker = psutil.Process(server.child("broker").pid)
+    # So that it can't stop in order.
+    broker.suspend()
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "a second one ends it at once" in server.log)
+    assert server.stop(signal.SIGINT) == 128 + signal.SIGINT
+    assert not broker.is_running()
+
+
+def test_its_processes_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data")
+    children = processes(server)[1:]
+    assert len(children) == 2
+    os.kill(server.process.pid, signal.SIGKILL)
+    _gone, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+    server.wait()
+    # What it left behind is in nobody's way.
+    cli = Cli(server.data)
+    cli("topic", "create", "users")
+    assert cli.json("topic", "list")[0]["name"] == "users"
+    assert "no server is running" in cli("status", code=1).out
+
+
+def test_settings_that_are_wrong_are_told_before_anything_starts(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "data")
+    cli.data.mkdir()
+    (cli.data / "lastword.yaml").write_text("kafka.listen: 9092\n")
+    refused = cli.real("serve")
+    assert refused.code == 2
+    assert "lastword.yaml:1" in refused.err
+    assert "kafka.listen" in refused.err
+    refused = cli.real("serve", "--config", str(tmp_path / "nix.yaml"))
+    assert (refused.code, "nix.yaml" in refused.err) == (2, True)
+    (cli.data / "lastword.yaml").unlink()
+    refused = cli.real("serve", "--admin", "nowhere")
+    assert refused.code == 2
+    assert "--admin is 'nowhere'; allowed: HOST:PORT" in refused.err
+
+
+def test_beyond_this_machine_the_admin_api_wants_a_token(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "data")
+    refused = cli.real("serve", "--kafka", "127.0.0.1:0", "--admin", "0.0.0.0:0")
+    assert refused.code == 2
+    assert "admin.token.file" in refused.err
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123\n")
+    settings = f"{SETTINGS}admin.token.file: {token}\n"
+    with serving(cli.data, settings=settings, admin="0.0.0.0:0") as server:
+        url = server.url.replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(f"{url}/healthz").status_code == 200
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "Basic 0123456789abcdef0123"},
+        ):
+            assert httpx.get(f"{url}/v1/topics", headers=headers).status_code == 401
+        right = {"Authorization": "Bearer 0123456789abcdef0123", "Host": "lastword.example.com"}
+        assert httpx.get(f"{url}/v1/topics", headers=right).json() == []
+        # The command line finds it by itself.
+        cli("topic", "create", "users")
+        token.unlink()
+        assert "can't be read" in cli("topic", "list", code=3).err
+
+
+def test_people_are_told_what_runs_where(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "data")
+    started = cli.spawn("serve", "--kafka", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    assert started.stdout is not None
+    text = ""
+    while "Ready" not in text:
+        line = started.stdout.readline().decode()
+        assert line, started.communicate()
+        text += line
+    assert f"data folder  {cli.data}" in text
+    assert "none: all have their defaults" in text
+    assert "/docs" in text
+    started.send_signal(signal.SIGTERM)
+    out, _ = started.communicate(timeout=60)
+    assert started.returncode == 0
+    assert out.decode().endswith("Stopped.\n")
+
+
+def test_it_does_not_start_beside_another_worker(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "data")
+    cli("topic", "create", "users")
+    worker = cli.spawn("worker")
+    assert worker.stdout is not None
+    try:
+        while b"ends it between two commits" not in worker.stdout.readline():
+            assert worker.poll() is None
+        refused = cli.real("serve", "--kafka", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+        assert refused.code == 3
+        assert f"process {worker.pid} on" in refused.err
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=60)
