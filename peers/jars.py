@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 _POM = Path(__file__).with_name("pom.xml")
@@ -54,6 +56,29 @@ def jars(profile: str) -> Path:
         raise UnreachableError(f"peer '{profile}': Maven could not fetch its jars: {reason[:400]}")
     unfinished.rename(folder)
     return folder
+
+
+def version_of(name: str) -> str:
+    """A version that pom.xml names, as <name.version>."""
+    found = re.search(rf"<{name}\.version>([^<]+)<", _POM.read_text())
+    assert found is not None, name
+    return found[1]
+
+
+def python_with(requirement: str) -> Path:
+    """The interpreter of a venv in the cache that has a package of PyPI, for what needs another version than ours."""
+    folder = cache() / re.sub(r"[^A-Za-z0-9.]+", "-", requirement)
+    python = folder / "bin" / "python"
+    if (folder / "complete").exists():
+        return python
+    venv.create(folder, with_pip=True, clear=True)
+    installed = subprocess.run(
+        [python, "-m", "pip", "install", "-q", requirement], capture_output=True, text=True, check=False
+    )
+    if installed.returncode != 0:
+        raise UnreachableError(f"pip could not install {requirement}: {installed.stderr[-400:]}")
+    (folder / "complete").touch()
+    return python
 
 
 def main() -> int:

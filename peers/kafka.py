@@ -22,7 +22,7 @@ from peers.jars import jars
 
 TOOLS = {
     "topics": "org.apache.kafka.tools.TopicCommand",
-    "configs": "org.apache.kafka.tools.ConfigCommand",
+    "configs": "kafka.admin.ConfigCommand",
     "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
     "console-producer": "org.apache.kafka.tools.ConsoleProducer",
     "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
