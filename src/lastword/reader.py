@@ -14,7 +14,7 @@ reader, it goes on at the log start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,28 +118,69 @@ class PartitionReader:
 
     def offset_for_time(self, timestamp_ms: int) -> int:
         """The first offset whose record is not older than a time; the log end if there is none."""
+        found = self.find_time(timestamp_ms)
+        return self.extent().log_end if found is None else found[0]
+
+    def find_time(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """The offset and the time of the first record that is not older than a time; None if there is none."""
+        return self._searched(lambda snapshot: self._find_time(snapshot, timestamp_ms))
+
+    def find_latest(self) -> tuple[int, int] | None:
+        """The offset and the time of the record with the latest time, the first such; None if there is none."""
+        return self._searched(self._find_latest)
+
+    def _searched(self, search: Callable[[Snapshot], tuple[int, int] | None]) -> tuple[int, int] | None:
         for _ in range(ATTEMPTS):
             snapshot = self.table.snapshot()
             try:
                 with self.pin(snapshot):
-                    return self._offset_for_time(snapshot, timestamp_ms)
+                    return search(snapshot)
             except (SegmentGoneError, OffsetGoneError):
                 # Sealing or retention moved the records meanwhile: look again.
                 continue
         raise UnavailableError(f"Partition {self.partition} changed {ATTEMPTS} times while it was searched.")
 
-    def _offset_for_time(self, snapshot: Snapshot, timestamp_ms: int) -> int:
+    def _find_time(self, snapshot: Snapshot, timestamp_ms: int) -> tuple[int, int] | None:
         extent = self.extent(snapshot)
         for segment in self.table.plan(snapshot, self.partition, extent.log_start):
             if segment.max_timestamp_ms >= timestamp_ms:
                 for records in self.table.read(segment, ["offset", "timestamp"], extent.log_start):
                     if (found := _first_not_older(records, timestamp_ms)) is not None:
                         return found
-        sealed_end = snapshot.positions[self.partition].sealed_end
-        for records in self.tail(max(sealed_end, extent.log_start), extent.log_end):
-            if (found := _first_not_older(records, timestamp_ms)) is not None:
+        offset = max(snapshot.positions[self.partition].sealed_end, extent.log_start)
+        while placed := self._wal.read(offset, max_bytes=TAIL_BYTES):
+            # A batch's header says whether it is worth decoding.
+            for each in placed:
+                if each.header.max_timestamp_ms >= timestamp_ms:
+                    for records in decode([each], from_offset=offset):
+                        if (found := _first_not_older(records, timestamp_ms)) is not None:
+                            return found
+            offset = placed[-1].header.next_offset
+        return None
+
+    def _find_latest(self, snapshot: Snapshot) -> tuple[int, int] | None:
+        extent = self.extent(snapshot)
+        segments = self.table.plan(snapshot, self.partition, extent.log_start)
+        latest = max(segments, key=lambda each: each.max_timestamp_ms, default=None)
+        best = None if latest is None else latest.max_timestamp_ms
+        best_batch = None
+        offset = max(snapshot.positions[self.partition].sealed_end, extent.log_start)
+        while placed := self._wal.read(offset, max_bytes=TAIL_BYTES):
+            for each in placed:
+                if best is None or each.header.max_timestamp_ms > best:
+                    best, best_batch = each.header.max_timestamp_ms, each
+            offset = placed[-1].header.next_offset
+        if best is None:
+            return None
+        if best_batch is not None:
+            batches = decode([best_batch], from_offset=extent.log_start)
+        else:
+            assert latest is not None
+            batches = self.table.read(latest, ["offset", "timestamp"], extent.log_start)
+        for records in batches:
+            if (found := _first_not_older(records, best)) is not None:
                 return found
-        return extent.log_end
+        return None
 
     def close(self) -> None:
         self._wal.close()
@@ -196,10 +237,13 @@ def with_partition(records: pa.RecordBatch, partition: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column, *records.columns], schema=RECORD_SCHEMA)
 
 
-def _first_not_older(records: pa.RecordBatch, timestamp_ms: int) -> int | None:
+def _first_not_older(records: pa.RecordBatch, timestamp_ms: int) -> tuple[int, int] | None:
     limit = pa.scalar(timestamp_ms * 1000, pa.timestamp("us", tz="UTC"))
     index = pc.index(pc.greater_equal(records.column("timestamp"), limit), pa.scalar(True)).as_py()
-    return None if index < 0 else int(records.column("offset")[index].as_py())
+    if index < 0:
+        return None
+    found_us = records.column("timestamp")[index].cast(pa.int64()).as_py()
+    return int(records.column("offset")[index].as_py()), int(found_us) // 1000
 
 
 def to_records(records: pa.RecordBatch) -> Iterator[Record]:

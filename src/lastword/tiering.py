@@ -179,14 +179,16 @@ def seal(
 def _write_segment(table: SegmentTable, file: FileToSeal, job_id: str) -> Segment | None:
     first_wanted = max(file.from_offset, file.log_start)
     with table.writer(file.partition, first_wanted, job_id) as writer:
-        for records in _records(file, first_wanted):
+        for records in records_to_seal(file):
             writer.write(records)
         segment = writer.close()
     reached("seal.written")
     return segment
 
 
-def _records(file: FileToSeal, first_wanted: int) -> Iterable[pa.RecordBatch]:
+def records_to_seal(file: FileToSeal) -> Iterable[pa.RecordBatch]:
+    """The rows of a rolled file as its segment has them: none below the log start, every timestamp filled in."""
+    first_wanted = max(file.from_offset, file.log_start)
     # A record without a timestamp ages from its append. The roll is the latest that this can have been.
     append_time = pa.scalar((file.file.rolled_ms or 0) * 1000, pa.timestamp("us", tz="UTC"))
     batches = read_file(file.folder, file.file, from_offset=first_wanted, end_offset=file.end_offset)

@@ -1,0 +1,16 @@
+"""Connectors: data flows into topics from databases, files and other logs, each record exactly once.
+
+config.py     the YAML file: sources by name, checked
+protocol.py   what a connector is; loading one by its name
+appender.py   a source's records and its position become part of the log together
+target.py     the log that is appended to: opened here, or held by another process
+states.py     what is kept of a source in the data folder: lock, pause, status
+runner.py     one supervised task a source
+file.py, kafka.py, postgres/   the connectors that are shipped
+"""
+
+from lastword.connect.config import ConnectConfig
+from lastword.connect.protocol import Chunk, Connector, Context, Position, SourceRecord
+from lastword.connect.runner import Connectors
+
+__all__ = ["Chunk", "ConnectConfig", "Connector", "Connectors", "Context", "Position", "SourceRecord"]

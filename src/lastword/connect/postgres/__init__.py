@@ -1,0 +1,15 @@
+"""`postgres-cdc`: the rows of PostgreSQL tables and every change of them, by logical replication (`pgoutput`).
+
+database.py    connections, tables and their keys, publication and slot
+values.py      the text of a value, of every type, as JSON
+rows.py        rows and changes as records
+pgoutput.py    the messages of the protocol
+position.py    where a source stands: snapshots that were read, and the place in the stream
+snapshot.py    the first rows
+stream.py      the changes
+connector.py   all of it together
+"""
+
+from lastword.connect.postgres.connector import PostgresConnector
+
+__all__ = ["PostgresConnector"]

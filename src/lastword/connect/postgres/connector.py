@@ -1,0 +1,611 @@
+"""`postgres-cdc` as a whole: what must be there is made or asked for, rows are read, then changes are followed.
+
+By its steps:
+1. the tables, the publication and the slot are looked up, and made where `create` allows it;
+2. the position is kept for the first time: from now on the slot holds every change until it is in the log;
+3. tables that have not been read yet are read, from one snapshot, in the order of their keys;
+4. the slot's stream is followed from its last position on.
+
+Killed in 1 or 2: a slot may be there without a position. It is taken as it is, because what a snapshot has seen is left
+out of the stream anyway (position.py). Killed in 3: the reading goes on after the last key that is in the log, from a new
+snapshot. Killed in 4: PostgreSQL sends again what was not confirmed, and what is in the log is passed over.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from lastword.clock import monotonic_s
+from lastword.connect.options import Options
+from lastword.connect.postgres import pgoutput
+from lastword.connect.postgres.database import Database, Table, is_integer, where
+from lastword.connect.postgres.pgoutput import (
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    Relation,
+    Truncate,
+    Update,
+    Value,
+)
+from lastword.connect.postgres.position import Epoch, Filter, OrderKey, PgPosition, TableProgress, parse_lsn
+from lastword.connect.postgres.rows import Envelope, Shape
+from lastword.connect.postgres.snapshot import SnapshotReader
+from lastword.connect.postgres.stream import ReplicationStream
+from lastword.connect.postgres.toast import Filler, Incomplete
+from lastword.connect.protocol import Chunk, Context, Position, SourceRecord
+from lastword.errors import InvalidConfigError, InvalidError
+
+logger = logging.getLogger(__name__)
+
+MAX_RECORDS: Final = 8_000
+MAX_BYTES: Final = 4 << 20
+IDLE_S: Final = 0.5
+LINGER_S: Final = 0.05
+"""How long the rest of a transaction is waited for before what has come of it is appended."""
+MONITOR_S: Final = 10.0
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+_PLACEHOLDER = re.compile(r"\{(.*?)\}")
+_NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]")
+
+
+class PostgresConnector:
+    """Reads tables of one database through one slot."""
+
+    def __init__(self, options: Options, context: Context) -> None:
+        self._context = context
+        self._database = Database(
+            options.required("dsn", "the database, as a libpq connection string", secret=True)
+        )
+        self._table_names = _tables(options)
+        self._key = _names(options.texts("primary_key"))
+        default = "lastword_" + re.sub(r"[^a-z0-9_]", "_", context.source.lower())
+        self._publication = options.text("publication", default) or default
+        self._slot = options.text("slot", default) or default
+        self._create = options.switch("create", False)
+        self._snapshot = options.choice("snapshot", "initial", ("initial", "never"))
+        self._is_envelope = options.choice("format", "row", ("row", "debezium")) == "debezium"
+        self._fills = options.choice("toast", "fill", ("fill", "mark")) == "fill"
+        self._truncates = options.choice("truncate", "tombstones", ("tombstones", "ignore")) == "tombstones"
+        self._lag_warn_bytes = options.number("slot_lag_warn_bytes", 1 << 30, low=1)
+        options.finish()
+        if not _SLOT_NAME.fullmatch(self._slot):
+            raise options.invalid(
+                "slot", f"is {self._slot!r}; allowed: 1 to 63 of the characters a-z, 0-9 and '_'"
+            )
+        if self._key and len(self._table_names) > 1:
+            raise options.invalid("primary_key", "goes with one table only; each of several has its own")
+        self._pattern = _pattern(options, context, len(self._table_names))
+        self._envelope: Envelope | None = None
+        self._filler: Filler | None = None
+        self._stream: ReplicationStream | None = None
+        self._tables: dict[int, Table] = {}
+        self._next_look_s = 0.0
+        self._warned = False
+
+    # ---------------------------------------------------------------------------------------------- protocol
+
+    def check(self) -> list[str]:
+        self._database.check_server()
+        problems: list[str] = []
+        for table in self._look_up_tables():
+            self._context.needs_topic(self._topic(table), None)
+            if not self._create and self._database.published(table, self._publication) is None:
+                problems.append(
+                    f"{table.quoted} is not in a publication {self._publication!r}; `create: true` puts it there"
+                )
+        slot = self._database.slot(self._slot)
+        if slot is None and not self._create:
+            problems.append(f"there is no slot {self._slot!r}; `create: true` creates it")
+        if slot is not None and slot.wal_status == "lost":
+            problems.append(self._lost())
+        return problems
+
+    def read(self, position: Position | None) -> Iterator[Chunk]:
+        database = self._database
+        database.check_server()
+        tables = self._prepare_tables()
+        at = self._prepare_slot(position)
+        for table in tables:
+            if table.quoted not in at.tables:
+                at.tables[table.quoted] = TableProgress(done=self._snapshot == "never")
+        self._tables = {table.oid: table for table in tables}
+        if self._is_envelope:
+            found = database.one("SELECT current_database()")
+            self._envelope = Envelope(source=self._context.source, database=found[0] if found else "")
+        self._filler = Filler(self._context.topics, self._fetch, is_envelope=self._is_envelope)
+        yield Chunk((), at.to_json())
+        if any(not at.tables[table.quoted].done for table in tables):
+            yield from self._read_rows(tables, at)
+        yield from self._follow(at)
+
+    def appended(self, position: Position | None) -> None:
+        if self._stream is not None and position is not None:
+            self._stream.flushed(parse_lsn(position["lsn"]))
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self._database.close()
+
+    # ------------------------------------------------------------------------------------------- preparation
+
+    def _look_up_tables(self) -> list[Table]:
+        return [self._database.table(name, key=self._key) for name in self._table_names]
+
+    def _prepare_tables(self) -> list[Table]:
+        """The tables with what is published of them; their topics are there."""
+        database, name = self._database, self._publication
+        tables = self._look_up_tables()
+        if not database.publication_exists(name):
+            if not self._create:
+                raise InvalidError(
+                    f"There is no publication {name!r}; `create: true` in the source's config makes it."
+                )
+            database.create_publication(name, tables)
+            logger.info("source %s: created the publication %s", self._context.source, name)
+        published = []
+        for table in tables:
+            found = database.published(table, name)
+            if found is None:
+                if not self._create:
+                    raise InvalidError(
+                        f"{table.quoted} is not in the publication {name!r}; `create: true` in the source's config "
+                        f"adds it, or ALTER PUBLICATION … ADD TABLE."
+                    )
+                database.add_to_publication(name, table)
+                found = database.published(table, name)
+            assert found is not None
+            published.append(found)
+            self._context.needs_topic(self._topic(table), None)
+        topics = [self._topic(table) for table in tables]
+        for topic in topics:
+            if topics.count(topic) > 1:
+                raise InvalidError(
+                    f"Two tables would have the topic {topic!r}; use {{schema}} in its name, too."
+                )
+        return published
+
+    def _prepare_slot(self, position: Position | None) -> PgPosition:
+        slot = self._database.slot(self._slot)
+        if slot is None:
+            if position is not None:
+                raise InvalidError(
+                    f"The slot {self._slot!r} is gone, and with it the changes since the last position. "
+                    f"`lastword connect reset {self._context.source}` lets the source begin again with a new snapshot."
+                )
+            if not self._create:
+                raise InvalidError(
+                    f"There is no slot {self._slot!r}; `create: true` in the source's config makes it."
+                )
+            self._database.create_slot(self._slot)
+            logger.info("source %s: created the slot %s", self._context.source, self._slot)
+            slot = self._database.slot(self._slot)
+            assert slot is not None
+        if slot.plugin != "pgoutput" or not slot.is_of_this_database:
+            raise InvalidError(
+                f"The slot {self._slot!r} is of the plugin {slot.plugin!r}"
+                f"{'' if slot.is_of_this_database else ' and of another database'}; "
+                f"one of 'pgoutput' and of this database is needed. Name another slot."
+            )
+        if slot.wal_status == "lost":
+            raise InvalidError(self._lost())
+        if position is not None:
+            return PgPosition.from_json(position)
+        return PgPosition(lsn=slot.confirmed_lsn)
+
+    def _lost(self) -> str:
+        return (
+            f"The slot {self._slot!r} is lost: PostgreSQL has removed WAL that it needed (max_slot_wal_keep_size). "
+            f"Drop it, and let the source begin again with `lastword connect reset {self._context.source}`."
+        )
+
+    def _topic(self, table: Table) -> str:
+        def legal(name: str) -> str:
+            return _NOT_IN_TOPICS.sub("_", name)
+
+        return self._pattern.replace("{schema}", legal(table.schema)).replace("{table}", legal(table.name))
+
+    def _shape(self, table: Table, columns: Sequence[tuple[str, int]], key: Sequence[str]) -> Shape:
+        return Shape.make(
+            table=table.quoted,
+            schema=table.schema,
+            name=table.name,
+            topic=self._topic(table),
+            columns=columns,
+            key=key,
+            types=self._database.type,
+            is_integer=is_integer,
+        )
+
+    # -------------------------------------------------------------------------------------------------- rows
+
+    def _read_rows(self, tables: Sequence[Table], at: PgPosition) -> Iterator[Chunk]:
+        waiting = [table for table in tables if not at.tables[table.quoted].done]
+        reader = SnapshotReader(self._database)
+        try:
+            after = {table.quoted: at.tables[table.quoted].after for table in waiting}
+            epoch = Epoch(reader.snapshot, parse_lsn(reader.until_lsn), after)
+            # One that began at the same keys has read nothing.
+            at.epochs = [*(each for each in at.epochs if dict(each.after) != after), epoch]
+            time_ms = self._context.clock.now_ms()
+            for table in waiting:
+                progress = at.tables[table.quoted]
+                shape = self._shape(table, table.columns, table.key)
+                for rows in reader.read(table, progress.after):
+                    if not rows:
+                        yield Chunk((), at.to_json())
+                        continue
+                    records = [self._read_record(shape, row, time_ms) for row in rows]
+                    progress.rows += len(rows)
+                    progress.after = shape.order_key_texts(rows[-1])
+                    self._monitor("snapshot", at)
+                    yield Chunk(records, at.to_json())
+                progress.done, progress.after = True, None
+                logger.info(
+                    "source %s: read %d rows of %s", self._context.source, progress.rows, table.quoted
+                )
+                self._monitor("snapshot", at, now=True)
+        finally:
+            reader.close()
+
+    def _read_record(self, shape: Shape, row: Sequence[Value], time_ms: int) -> SourceRecord:
+        value = shape.row(row)
+        if self._envelope is not None:
+            value = self._envelope.value(
+                "r", shape, before=None, after=value, lsn=None, xid=None, time_ms=time_ms
+            )
+        return SourceRecord(shape.topic, shape.key(row), value, time_ms)
+
+    # ----------------------------------------------------------------------------------------------- changes
+
+    def _follow(self, at: PgPosition) -> Iterator[Chunk]:
+        stream = self._stream = ReplicationStream(
+            self._database.dsn, slot=self._slot, publication=self._publication, start_lsn=at.lsn
+        )
+        changes = Changes(at, self)
+        self._monitor("stream", at, now=True)
+        while True:
+            data = stream.read()
+            if data is None:
+                if changes.in_transaction and not changes.is_empty:
+                    stream.wait(LINGER_S)
+                    data = stream.read()
+                if data is None:
+                    if not changes.is_empty:
+                        yield changes.take()
+                        continue
+                    if not changes.in_transaction:
+                        # Nothing of ours is between: PostgreSQL may let go of the WAL of others.
+                        at.lsn = max(at.lsn, stream.sent_lsn)
+                    yield Chunk((), at.to_json())
+                    self._monitor("stream", at)
+                    stream.wait(IDLE_S)
+                    continue
+            message = pgoutput.parse(data)
+            if isinstance(message, Truncate):
+                yield from changes.truncate(message, self._truncates)
+            elif message is not None:
+                changes.add(message)
+            if changes.is_full:
+                self._monitor("stream", at)
+                yield changes.take()
+
+    def shape_of(self, relation: Relation) -> Shape | None:
+        """How rows of a relation become records; None if it is none of this source's tables."""
+        table = self._tables.get(relation.oid)
+        if table is None:
+            return None
+        columns = [(each.name, each.type_oid) for each in relation.columns]
+        if self._key:
+            key: Sequence[str] = self._key
+        elif relation.identity == "f":
+            names = {name for name, _ in columns}
+            if not set(table.key) <= names:
+                table = self._tables[relation.oid] = self._database.table(table.quoted)
+            key = table.key
+        else:
+            key = [each.name for each in relation.columns if each.is_key]
+        return self._shape(table, columns, key)
+
+    def complete(self, records: list[SourceRecord], incomplete: dict[int, Incomplete]) -> None:
+        assert self._filler is not None
+        self._filler.complete(records, incomplete)
+
+    def live_keys(self, topic: str) -> Iterator[bytes]:
+        return self._context.topics.live_keys(topic)
+
+    @property
+    def envelope(self) -> Envelope | None:
+        return self._envelope
+
+    @property
+    def fills(self) -> bool:
+        return self._fills
+
+    def _fetch(self, shape: Shape, values: Sequence[Value], names: Sequence[str]) -> dict[str, bytes]:
+        """The values of columns as the database has them now."""
+        database = self._database
+        columns = ", ".join(
+            f"format('%%s', {database.quote(name)}), {database.quote(name)} IS NULL" for name in names
+        )
+        condition = " AND ".join(f"{database.quote(shape.names[index])} = %s" for index in shape.key_indexes)
+        try:
+            row = database.one(
+                f"SELECT {columns} FROM {shape.table} WHERE {condition}", shape.order_key_texts(values)
+            )
+        except InvalidError:
+            # The table has other columns by now; what it had is not to be known any more.
+            row = None
+        if row is None:
+            return {}
+        found: dict[str, bytes] = {}
+        for index, name in enumerate(names):
+            text, is_null = row[2 * index], row[2 * index + 1]
+            to_json = shape.converters[shape.names.index(name)]
+            found[name] = b"null" if is_null else to_json(text.encode())
+        return found
+
+    # ------------------------------------------------------------------------------------------------ status
+
+    def _monitor(self, phase: str, at: PgPosition, *, now: bool = False) -> None:
+        """Say how far it is, and how much WAL PostgreSQL keeps for it; warn before a disk fills."""
+        if not now and monotonic_s() < self._next_look_s:
+            return
+        self._next_look_s = monotonic_s() + MONITOR_S
+        facts: dict[str, Any] = {
+            "phase": phase,
+            "database": where(self._database.dsn),
+            "slot": self._slot,
+            "tables": {
+                table.quoted: {
+                    "rows": at.tables[table.quoted].rows,
+                    "estimated_rows": table.estimated_rows,
+                    "done": at.tables[table.quoted].done,
+                }
+                for table in self._tables.values()
+            },
+        }
+        slot = self._database.slot(self._slot)
+        if slot is not None:
+            if slot.wal_status == "lost":
+                raise InvalidError(self._lost())
+            short = slot.safe_bytes is not None and slot.safe_bytes < self._lag_warn_bytes
+            is_long = slot.lag_bytes >= self._lag_warn_bytes or slot.wal_status == "unreserved" or short
+            warning = None
+            if is_long:
+                warning = f"PostgreSQL keeps {slot.lag_bytes >> 20} MiB of WAL for the slot {self._slot}" + (
+                    f", which is lost after {slot.safe_bytes >> 20} MiB more"
+                    if slot.safe_bytes is not None
+                    else ""
+                )
+                if not self._warned:
+                    logger.warning("source %s: %s", self._context.source, warning)
+            self._warned = is_long
+            facts |= {"slot_lag_bytes": slot.lag_bytes, "wal_status": slot.wal_status, "warning": warning}
+        self._context.report(facts)
+
+
+class Changes:
+    """The changes of a stream as records, gathered until they are taken; and the position after them."""
+
+    def __init__(self, at: PgPosition, connector: PostgresConnector) -> None:
+        self._at = at
+        self._connector = connector
+        self._filter = Filter(at.epochs) if at.epochs else None
+        self._shapes: dict[int, Shape | None] = {}
+        self._records: list[SourceRecord] = []
+        self._incomplete: dict[int, Incomplete] = {}
+        self._bytes = 0
+        self._begin: Begin | None = None
+        self._index = 0
+        self._skipped = 0
+        """Changes of this transaction that are in the log already."""
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._begin is not None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._records
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._records) >= MAX_RECORDS or self._bytes >= MAX_BYTES
+
+    def take(self) -> Chunk:
+        if self._begin is not None and self._index > self._skipped:
+            self._at.open_lsn, self._at.open_index = self._begin.commit_lsn, self._index
+        records, incomplete = self._records, self._incomplete
+        self._records, self._incomplete, self._bytes = [], {}, 0
+        if self._connector.fills:
+            self._connector.complete(records, incomplete)
+        return Chunk(records, self._at.to_json())
+
+    def add(self, message: Begin | Commit | Relation | Insert | Update | Delete) -> None:
+        match message:
+            case Insert() | Update() | Delete():
+                self._index += 1
+                if self._index <= self._skipped:
+                    return
+                shape = self._shapes.get(message.relation)
+                if shape is not None:
+                    self._change(message, shape)
+            case Begin():
+                self._begin, self._index, self._skipped = message, 0, 0
+                if message.commit_lsn <= self._at.commit_lsn:
+                    self._skipped = 1 << 62
+                elif message.commit_lsn == self._at.open_lsn:
+                    self._skipped = self._at.open_index
+            case Commit():
+                self._commit(message)
+            case Relation():
+                self._shapes[message.oid] = self._connector.shape_of(message)
+
+    def truncate(self, message: Truncate, wanted: bool) -> Iterator[Chunk]:
+        """A tombstone for each key that is left. Cut short by a crash it is done again, for those that are left then."""
+        if self._index + 1 <= self._skipped:
+            self._index += 1
+            return
+        if self._records:
+            yield self.take()
+        assert self._begin is not None
+        if wanted:
+            for relation in message.relations:
+                shape = self._shapes.get(relation)
+                for key in self._connector.live_keys(shape.topic) if shape is not None else ():
+                    assert shape is not None
+                    if not self._has_seen(shape, lambda shape=shape, key=key: _order_key(shape, key)):  # type: ignore[misc]
+                        self._put(SourceRecord(shape.topic, key, None, self._begin.time_ms))
+                    if self.is_full:
+                        yield self.take()
+        self._index += 1
+
+    def _commit(self, message: Commit) -> None:
+        at = self._at
+        at.lsn = max(at.lsn, message.end_lsn)
+        at.commit_lsn = max(at.commit_lsn, message.commit_lsn)
+        at.open_lsn = at.open_index = 0
+        self._begin = None
+        if self._filter is not None and at.commit_lsn >= max(each.until_lsn for each in at.epochs):
+            self._filter, at.epochs = None, []
+
+    def _change(self, message: Insert | Update | Delete, shape: Shape) -> None:
+        match message:
+            case Insert(new=new):
+                self._new("c", shape, new, None, None)
+            case Update(old_row=old, new=new) if old is not None:
+                whole = shape.filled_from(new, old)
+                self._moved(shape, old, whole)
+                self._new("u", shape, whole, old, None)
+            case Update(old_key=old, new=new):
+                lookup = None
+                if old is not None:
+                    self._moved(shape, old, new)
+                    lookup = shape.key(old)
+                self._new("u", shape, new, None, lookup)
+            case Delete(old_key=old_key, old_row=old_row):
+                old = old_row if old_row is not None else old_key
+                assert old is not None
+                self._gone(shape, old, old_row)
+
+    def _new(
+        self,
+        op: str,
+        shape: Shape,
+        values: Sequence[Value],
+        before: Sequence[Value] | None,
+        lookup: bytes | None,
+    ) -> None:
+        if self._filter is not None and self._has_seen(shape, lambda: shape.order_key(values)):
+            return
+        assert self._begin is not None
+        begin, envelope, key = self._begin, self._connector.envelope, shape.key(values)
+        incomplete = self._connector.fills and pgoutput.UNCHANGED in values
+        if envelope is None:
+            value = b"" if incomplete else shape.row(values)
+            finish = _same
+        else:
+
+            def finish(row: bytes) -> bytes:
+                old = None if before is None else shape.row(before)
+                return envelope.value(
+                    op,
+                    shape,
+                    before=old,
+                    after=row,
+                    lsn=begin.commit_lsn,
+                    xid=begin.xid,
+                    time_ms=begin.time_ms,
+                )
+
+            value = b"" if incomplete else finish(shape.row(values))
+        if incomplete:
+            self._incomplete[len(self._records)] = Incomplete(shape, values, lookup or key, finish)
+        self._put(SourceRecord(shape.topic, key, value, begin.time_ms))
+
+    def _moved(self, shape: Shape, old: Sequence[Value], new: Sequence[Value]) -> None:
+        """An update that changes the key ends the old one."""
+        if shape.key(old) != shape.key(new):
+            self._gone(shape, old, None)
+
+    def _gone(self, shape: Shape, old: Sequence[Value], old_row: Sequence[Value] | None) -> None:
+        if self._has_seen(shape, lambda: shape.order_key(old)):
+            return
+        assert self._begin is not None
+        begin, key = self._begin, shape.key(old)
+        if self._connector.envelope is not None:
+            value = self._connector.envelope.value(
+                "d",
+                shape,
+                before=key if old_row is None else shape.row(old_row),
+                after=None,
+                lsn=begin.commit_lsn,
+                xid=begin.xid,
+                time_ms=begin.time_ms,
+            )
+            self._put(SourceRecord(shape.topic, key, value, begin.time_ms))
+        self._put(SourceRecord(shape.topic, key, None, begin.time_ms))
+
+    def _put(self, record: SourceRecord) -> None:
+        self._records.append(record)
+        self._bytes += len(record.key or b"") + len(record.value or b"")
+
+    def _has_seen(self, shape: Shape, key: Callable[[], OrderKey]) -> bool:
+        if self._filter is None:
+            return False
+        assert self._begin is not None
+        return self._filter.has_seen(self._begin.xid, shape.table, key(), shape.key_is_integer)
+
+
+def _same(row: bytes) -> bytes:
+    return row
+
+
+def _order_key(shape: Shape, key: bytes) -> OrderKey:
+    """The order of a key that is known as JSON only."""
+    import json
+
+    found = json.loads(key)
+    return tuple(
+        int(found[shape.names[index]]) if integer else str(found[shape.names[index]]).encode()
+        for index, integer in zip(shape.key_indexes, shape.key_is_integer, strict=True)
+    )
+
+
+def _tables(options: Options) -> list[str]:
+    one, several = options.text("table"), options.texts("tables")
+    if (one is None) == (several is None):
+        what = "both are given" if one is not None else "neither is given"
+        raise InvalidConfigError(f"{options.where}: {options.path}: give table or tables; {what}")
+    return _names(several) or [one or ""]
+
+
+def _names(given: Sequence[str] | None) -> list[str]:
+    """Names, also as one text with commas; not within double quotes."""
+    if given is None:
+        return []
+    return [each.strip() for text in given for each in re.split(r',(?=(?:[^"]*"[^"]*")*[^"]*$)', text)]
+
+
+def _pattern(options: Options, context: Context, tables: int) -> str:
+    if context.topic is None:
+        raise InvalidConfigError(f"{options.where}: sources.{context.source}.topic is missing")
+    for found in _PLACEHOLDER.findall(context.topic):
+        if found not in ("schema", "table"):
+            raise InvalidConfigError(
+                f"{options.where}: sources.{context.source}.topic is {context.topic!r}; {{schema}} and {{table}} are "
+                f"what can stand in braces"
+            )
+    if tables > 1 and "{table}" not in context.topic:
+        raise InvalidConfigError(
+            f"{options.where}: sources.{context.source}.topic is {context.topic!r}; with several tables each has a "
+            f"topic of its own: put {{table}} into the name, such as db.{{table}}"
+        )
+    return context.topic

@@ -1,0 +1,290 @@
+"""What is asked of the database besides rows: its tables and their keys, types, the publication and the slot.
+
+The one place, with stream.py, that talks to psycopg2; its errors become ours here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg2
+import psycopg2.errors
+import psycopg2.extensions
+from psycopg2.extensions import quote_ident
+
+from lastword.connect.postgres.position import parse_lsn
+from lastword.connect.postgres.values import INTEGERS, SESSION, UUID, Type
+from lastword.errors import InvalidError, LastwordError, UnavailableError
+
+CONNECT_TIMEOUT_S: Final = 10
+
+_TABLE_QUERY: Final = """
+    SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, c.reltuples::bigint,
+           format('%%I.%%I', n.nspname, c.relname)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = to_regclass(%s)
+"""
+# The columns of an index, in the table's order, so that a key looks the same wherever it comes from.
+_INDEX_QUERY: Final = """
+    SELECT a.attname FROM pg_index i
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
+    WHERE i.indrelid = %s AND (CASE WHEN %s THEN i.indisreplident ELSE i.indisprimary END)
+    ORDER BY a.attnum
+"""
+_COLUMNS_QUERY: Final = """
+    SELECT attname, atttypid FROM pg_attribute
+    WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+    ORDER BY attnum
+"""
+_TYPE_QUERY: Final = """
+    SELECT typbasetype, CASE WHEN typoutput = 'array_out'::regproc THEN typelem ELSE 0 END,
+           CASE WHEN typelem <> 0 THEN (SELECT e.typdelim FROM pg_type e WHERE e.oid = t.typelem) ELSE typdelim END
+    FROM pg_type t WHERE oid = %s
+"""
+_SLOT_QUERY: Final = """
+    SELECT plugin, database = current_database(), active, confirmed_flush_lsn, wal_status, safe_wal_size,
+           pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint
+    FROM pg_replication_slots WHERE slot_name = %s
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table as it is now."""
+
+    oid: int
+    schema: str
+    name: str
+    identity: str
+    quoted: str
+    """Its name in SQL; what positions know it by."""
+    key: tuple[str, ...]
+    columns: tuple[tuple[str, int], ...]
+    """Names and types, those that are published."""
+    estimated_rows: int
+    row_filter: str | None = None
+
+    def type_of(self, column: str) -> int:
+        return dict(self.columns)[column]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    plugin: str
+    is_of_this_database: bool
+    active: bool
+    confirmed_lsn: int
+    wal_status: str | None
+    safe_bytes: int | None
+    lag_bytes: int
+
+
+class Database:
+    """A plain connection, made when it is first needed."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self._connection: Any = None
+        self._types: dict[int, Type] = {}
+
+    @property
+    def connection(self) -> Any:
+        if self._connection is None:
+            self._connection = connect(self.dsn)
+            self._connection.autocommit = True
+        return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def rows(self, query: str, arguments: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with errors_of(self.dsn), self.connection.cursor() as cursor:
+            cursor.execute(query, tuple(arguments))
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def one(self, query: str, arguments: Sequence[object] = ()) -> tuple[Any, ...] | None:
+        return next(iter(self.rows(query, arguments)), None)
+
+    def quote(self, name: str) -> str:
+        with errors_of(self.dsn):
+            return str(quote_ident(name, self.connection))
+
+    def check_server(self) -> None:
+        found = self.one("SELECT current_setting('wal_level'), current_setting('server_version_num')::int")
+        assert found is not None
+        if found[1] < 140000:
+            raise InvalidError(f"PostgreSQL {found[1] // 10000} is too old; 14 or newer is needed.")
+        if found[0] != "logical":
+            raise InvalidError(
+                f"wal_level is {found[0]!r}; logical replication needs 'logical' (ALTER SYSTEM SET wal_level = "
+                f"logical, and a restart of PostgreSQL)."
+            )
+
+    def table(self, name: str, *, key: Sequence[str] | None = None) -> Table:
+        """A table by its name as SQL has it. InvalidError if it has no key, or its changes would not name the row."""
+        found = self._found_table(name)
+        oid, schema, relname, kind, identity, estimate, quoted = found
+        if kind not in ("r", "p"):
+            raise InvalidError(f"{quoted} is not a table, so it has no changes.")
+        if identity == "n":
+            raise InvalidError(
+                f"{quoted} has REPLICA IDENTITY NOTHING: its updates and deletes don't say which row they change. "
+                f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT (or FULL) changes that."
+            )
+        columns = tuple(self.rows(_COLUMNS_QUERY, [oid]))
+        names = [each for each, _ in columns]
+        own = [each for (each,) in self.rows(_INDEX_QUERY, [oid, identity == "i"])]
+        for each in key or ():
+            if each not in names:
+                raise InvalidError(
+                    f"primary_key names {each!r}, which {quoted} does not have; it has {', '.join(names)}."
+                )
+        chosen = [each for each in names if each in key] if key else own
+        if not chosen:
+            raise InvalidError(
+                f"{quoted} has no primary key, so its rows can't be told apart. Give it one (ALTER TABLE {quoted} "
+                f"ADD PRIMARY KEY …), or a unique index as REPLICA IDENTITY, or REPLICA IDENTITY FULL and "
+                f"primary_key in the source's config."
+            )
+        if key and identity != "f" and set(chosen) != set(own):
+            raise InvalidError(
+                f"primary_key is {', '.join(chosen)}, and the key of {quoted} is {', '.join(own) or 'none'}: its "
+                f"deletes would not carry that key. Leave primary_key out, or set REPLICA IDENTITY FULL."
+            )
+        return Table(
+            oid=oid,
+            schema=schema,
+            name=relname,
+            identity=identity,
+            quoted=quoted,
+            key=tuple(chosen),
+            columns=columns,
+            estimated_rows=max(0, estimate),
+        )
+
+    def published(self, table: Table, publication: str) -> Table | None:
+        """The table with what the publication says of its columns and rows; None if it is not in it."""
+        found = self.one(
+            "SELECT to_jsonb(p) FROM pg_publication_tables p "
+            "WHERE pubname = %s AND schemaname = %s AND tablename = %s",
+            [publication, table.schema, table.name],
+        )
+        if found is None:
+            return None
+        names = found[0].get("attnames")
+        columns = table.columns if names is None else tuple(c for c in table.columns if c[0] in names)
+        return Table(
+            oid=table.oid,
+            schema=table.schema,
+            name=table.name,
+            identity=table.identity,
+            quoted=table.quoted,
+            key=table.key,
+            columns=columns,
+            estimated_rows=table.estimated_rows,
+            row_filter=found[0].get("rowfilter"),
+        )
+
+    def publication_exists(self, name: str) -> bool:
+        return self.one("SELECT 1 FROM pg_publication WHERE pubname = %s", [name]) is not None
+
+    def create_publication(self, name: str, tables: Sequence[Table]) -> None:
+        listed = ", ".join(each.quoted for each in tables)
+        self.rows(
+            f"CREATE PUBLICATION {self.quote(name)} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
+        )
+
+    def add_to_publication(self, name: str, table: Table) -> None:
+        self.rows(f"ALTER PUBLICATION {self.quote(name)} ADD TABLE {table.quoted}")
+
+    def slot(self, name: str) -> Slot | None:
+        found = self.one(_SLOT_QUERY, [name])
+        if found is None:
+            return None
+        plugin, ours, active, confirmed, wal_status, safe, lag = found
+        return Slot(
+            plugin=plugin,
+            is_of_this_database=bool(ours),
+            active=active,
+            confirmed_lsn=parse_lsn(confirmed or "0/0"),
+            wal_status=wal_status,
+            safe_bytes=safe,
+            lag_bytes=max(0, lag or 0),
+        )
+
+    def create_slot(self, name: str) -> None:
+        self.rows("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+
+    def type(self, oid: int) -> Type:
+        """A type; one that is gone is a text."""
+        if oid not in self._types:
+            found = self.one(_TYPE_QUERY, [oid])
+            self._types[oid] = Type(oid) if found is None else Type(oid, found[0], found[1], found[2])
+        return self._types[oid]
+
+    def _found_table(self, name: str) -> tuple[Any, ...]:
+        try:
+            found = self.one(_TABLE_QUERY, [name])
+        except InvalidError:
+            found = None
+        if found is None:
+            raise InvalidError(
+                f"there is no table {name} in the database (as in SQL, a name with capitals or special characters "
+                f'stands in double quotes: "Users")'
+            )
+        return found
+
+
+def ordered_natively(type_oid: int) -> bool:
+    """Whether PostgreSQL's own order of a key is the one that position.py compares by."""
+    return type_oid in INTEGERS or type_oid == UUID
+
+
+def is_integer(type_oid: int) -> bool:
+    return type_oid in INTEGERS
+
+
+def connect(dsn: str, **more: Any) -> Any:
+    """A connection whose texts are those that values.py understands."""
+    with errors_of(dsn):
+        options = " ".join(f"-c {name}={value}" for name, value in SESSION.items())
+        given = psycopg2.extensions.parse_dsn(dsn)
+        if given.get("options"):
+            options = f"{given['options']} {options}"
+        given.setdefault("connect_timeout", str(CONNECT_TIMEOUT_S))
+        given.setdefault("application_name", "lastword")
+        return psycopg2.connect(**{**given, "options": options}, **more)
+
+
+@contextmanager
+def errors_of(dsn: str) -> Iterator[None]:
+    """Map what psycopg2 raises: a mistake of the user's, or something that may pass."""
+    try:
+        yield
+    except LastwordError:
+        raise
+    except (psycopg2.errors.InsufficientPrivilege, psycopg2.ProgrammingError) as error:
+        raise InvalidError(f"PostgreSQL ({where(dsn)}) refuses: {_text(error)}") from error
+    except psycopg2.Error as error:
+        raise UnavailableError(f"PostgreSQL ({where(dsn)}): {_text(error)}") from error
+
+
+def where(dsn: str) -> str:
+    """Which database a connection string names, without secrets."""
+    try:
+        given = psycopg2.extensions.parse_dsn(dsn)
+    except psycopg2.ProgrammingError:
+        return "its connection string can't be read"
+    return (
+        " ".join(f"{key}={given[key]}" for key in ("host", "port", "dbname", "user") if key in given)
+        or "local"
+    )
+
+
+def _text(error: psycopg2.Error) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

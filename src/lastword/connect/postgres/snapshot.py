@@ -1,0 +1,196 @@
+"""The first rows of tables: `COPY` of each table in the order of its key, from one consistent snapshot.
+
+PostgreSQL sends as fast as rows are taken: a thread reads them into a queue of a few thousand, and waits when it is full.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import psycopg2
+
+from lastword.connect.postgres.database import Database, Table, connect, errors_of, ordered_natively
+from lastword.connect.postgres.pgoutput import Value
+from lastword.errors import UnavailableError
+
+ROWS: Final = 8_000
+"""Rows that are handed on together, or fewer if they are large."""
+BYTES: Final = 4 << 20
+WAITING: Final = 3
+"""How many of these may wait."""
+
+_ESCAPES: Final = {
+    ord("b"): b"\b",
+    ord("f"): b"\f",
+    ord("n"): b"\n",
+    ord("r"): b"\r",
+    ord("t"): b"\t",
+    ord("v"): b"\v",
+}
+
+
+class SnapshotReader:
+    """One consistent view of the database, held open while tables are read from it."""
+
+    def __init__(self, database: Database) -> None:
+        self._dsn = database.dsn
+        self._connection = connect(self._dsn)
+        with errors_of(self._dsn):
+            self._connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
+            with self._connection.cursor() as cursor:
+                cursor.execute("SELECT pg_current_snapshot()::text")
+                self.snapshot = str(cursor.fetchone()[0])
+                # Asked after the snapshot was taken: everything that it has seen was committed before.
+                cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
+                self.until_lsn = str(cursor.fetchone()[0])
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def read(self, table: Table, after: Sequence[str] | None) -> Iterator[list[list[Value]]]:
+        """The rows of a table after a key, some at a time, each as PostgreSQL's texts in the order of its columns.
+
+        Where it takes long until there are some, an empty list comes in between.
+        """
+        query = self._query(table, after)
+        rows: queue.Queue[list[bytes] | BaseException | None] = queue.Queue(WAITING)
+        gone = threading.Event()
+        thread = threading.Thread(
+            target=self._copy, args=(query, _Sink(rows, gone)), name="lastword-snapshot", daemon=True
+        )
+        thread.start()
+        try:
+            while True:
+                try:
+                    some = rows.get(timeout=1)
+                except queue.Empty:
+                    yield []
+                    continue
+                if some is None:
+                    return
+                if isinstance(some, BaseException):
+                    with errors_of(self._dsn):
+                        raise some
+                yield [_row(line) for line in some]
+        finally:
+            if thread.is_alive():
+                gone.set()
+                with suppress(psycopg2.Error):
+                    self._connection.cancel()
+                while thread.is_alive():
+                    with suppress(queue.Empty):
+                        rows.get(timeout=0.05)
+            thread.join()
+
+    def _copy(self, query: str, sink: _Sink) -> None:
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.copy_expert(query, sink)
+            sink.end(None)
+        except BaseException as error:  # noqa: BLE001
+            sink.end(error)
+
+    def _query(self, table: Table, after: Sequence[str] | None) -> str:
+        with self._connection.cursor() as cursor:
+            names = [_quoted(self._connection, each) for each, _ in table.columns]
+            order = [
+                _quoted(self._connection, each)
+                if ordered_natively(table.type_of(each))
+                else f"(format('%s', {_quoted(self._connection, each)}) COLLATE \"C\")"
+                for each in table.key
+            ]
+            conditions = [f"({table.row_filter})"] if table.row_filter else []
+            if after is not None:
+                values = ", ".join(
+                    cursor.mogrify("%s", [each]).decode()
+                    + (
+                        f"::{_native_type(table.type_of(name))}"
+                        if ordered_natively(table.type_of(name))
+                        else ""
+                    )
+                    for each, name in zip(after, table.key, strict=True)
+                )
+                conditions.append(f"({', '.join(order)}) > ({values})")
+            condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+            # The rows of a partitioned table, or of one that others inherit from, are its changes too.
+            only = "ONLY " if not self._is_partitioned(cursor, table) else ""
+            return (
+                f"COPY (SELECT {', '.join(names)} FROM {only}{table.quoted}{condition} "
+                f"ORDER BY {', '.join(order)}) TO STDOUT"
+            )
+
+    def _is_partitioned(self, cursor: Any, table: Table) -> bool:
+        with errors_of(self._dsn):
+            cursor.execute("SELECT relkind = 'p' FROM pg_class WHERE oid = %s", [table.oid])
+            found = cursor.fetchone()
+        if found is None:
+            raise UnavailableError(f"{table.quoted} was dropped while it was to be read.")
+        return bool(found[0])
+
+
+class _Sink:
+    """What COPY writes to: lines, gathered into the queue."""
+
+    def __init__(self, rows: queue.Queue[list[bytes] | BaseException | None], gone: threading.Event) -> None:
+        self._rows = rows
+        self._gone = gone
+        self._lines: list[bytes] = []
+        self._bytes = 0
+
+    def write(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._bytes += len(line)
+        if len(self._lines) >= ROWS or self._bytes >= BYTES:
+            self._hand_on()
+
+    def end(self, error: BaseException | None) -> None:
+        if error is None:
+            self._hand_on()
+        self._rows.put(error)
+
+    def _hand_on(self) -> None:
+        if self._gone.is_set():
+            raise InterruptedError("nobody wants the rows any more")
+        if self._lines:
+            self._rows.put(self._lines)
+            self._lines, self._bytes = [], 0
+
+
+def _row(line: bytes) -> list[Value]:
+    """COPY's text format: columns between tabs, \\N is null, backslashes before what is special."""
+    values: list[Value] = []
+    for each in line.removesuffix(b"\n").split(b"\t"):
+        if b"\\" not in each:
+            values.append(each)
+        elif each == b"\\N":
+            values.append(None)
+        else:
+            values.append(_unescaped(each))
+    return values
+
+
+def _unescaped(value: bytes) -> bytes:
+    first, *rest = value.split(b"\\")
+    out = bytearray(first)
+    parts = iter(rest)
+    for part in parts:
+        if not part:
+            # Two backslashes are one.
+            out += b"\\" + next(parts, b"")
+        else:
+            out += _ESCAPES.get(part[0], part[:1]) + part[1:]
+    return bytes(out)
+
+
+def _quoted(connection: Any, name: str) -> str:
+    from psycopg2.extensions import quote_ident
+
+    return str(quote_ident(name, connection))
+
+
+def _native_type(oid: int) -> str:
+    return {20: "bigint", 21: "smallint", 23: "integer", 26: "oid", 2950: "uuid"}[oid]

@@ -1,0 +1,89 @@
+"""The messages of a slot, over a connection in replication mode.
+
+psycopg2 gives each message as it comes and reads no further than it is asked to, so that a transaction of any size
+passes through in bounded memory: PostgreSQL waits. What was appended is told back as the flushed position, at the
+latest every few seconds, and only by it does PostgreSQL let its WAL go.
+"""
+
+from __future__ import annotations
+
+import select
+from typing import Any, Final
+
+import psycopg2
+import psycopg2.extras
+
+from lastword.clock import monotonic_s
+from lastword.connect.postgres.database import connect, errors_of
+from lastword.errors import UnavailableError
+
+FEEDBACK_S: Final = 2.0
+
+
+class ReplicationStream:
+    """An open stream. It holds the slot until it is closed."""
+
+    def __init__(self, dsn: str, *, slot: str, publication: str, start_lsn: int) -> None:
+        self._dsn = dsn
+        self._connection = connect(dsn, connection_factory=psycopg2.extras.LogicalReplicationConnection)
+        self._cursor: Any = self._connection.cursor()
+        self._fed_back_s = 0.0
+        self._flushed_lsn = 0
+        try:
+            with errors_of(dsn):
+                self._cursor.start_replication(
+                    slot_name=slot,
+                    start_lsn=start_lsn,
+                    decode=False,
+                    status_interval=FEEDBACK_S,
+                    options={
+                        "proto_version": "1",
+                        "publication_names": '"' + publication.replace('"', '""') + '"',
+                    },
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self) -> bytes | None:
+        """The next message, if it is there already."""
+        try:
+            message = self._cursor.read_message()
+        except psycopg2.Error:
+            # Called for every message, so a context manager around all of them would cost more than the call.
+            with errors_of(self._dsn):
+                raise
+        return None if message is None else message.payload
+
+    def wait(self, wait_s: float) -> None:
+        """Until there is something, or the time is over."""
+        with errors_of(self._dsn):
+            try:
+                select.select([self._cursor], [], [], wait_s)
+            except ValueError as error:
+                raise UnavailableError("The connection to PostgreSQL was closed.") from error
+
+    @property
+    def sent_lsn(self) -> int:
+        """Up to where PostgreSQL has sent everything that there is for this slot."""
+        return int(self._cursor.wal_end)
+
+    def flushed(self, lsn: int) -> None:
+        """Everything before a position lasts elsewhere now."""
+        self._flushed_lsn = max(self._flushed_lsn, lsn)
+        now_s = monotonic_s()
+        due = now_s - self._fed_back_s >= FEEDBACK_S
+        with errors_of(self._dsn):
+            self._cursor.send_feedback(flush_lsn=self._flushed_lsn, force=due)
+        if due:
+            self._fed_back_s = now_s
+
+    def close(self) -> None:
+        try:
+            if self._flushed_lsn and not self._connection.closed:
+                self._cursor.send_feedback(flush_lsn=self._flushed_lsn, force=True)
+        except psycopg2.Error:
+            # It is told again at the next start.
+            pass
+        finally:
+            self._connection.close()

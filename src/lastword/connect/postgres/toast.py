@@ -1,0 +1,133 @@
+"""Fills in the values that PostgreSQL does not send: large ones, stored apart (TOAST), that an update left as they were.
+
+The last value of the row is in the log, because every change before this one is. Rows of tables where this happens are
+kept in memory up to a bound; others are looked up in the log, all those of a chunk together, from its end backwards. A
+column that the last record does not have, because it was renamed since, is asked of the database.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from json.decoder import JSONDecoder
+from typing import Final
+
+from lastword.connect.postgres.pgoutput import Value
+from lastword.connect.postgres.rows import Shape
+from lastword.connect.protocol import SourceRecord, TopicReads
+
+KEPT_BYTES: Final = 64 << 20
+
+_decoder = JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Incomplete:
+    """A record whose value is not known yet: the row as it was sent, and what it becomes when it is whole."""
+
+    shape: Shape
+    values: Sequence[Value]
+    lookup: bytes
+    """The key under which the row was before."""
+    finish: Callable[[bytes], bytes]
+    """From the row to the record's value."""
+
+
+class Filler:
+    """Completes the records of each chunk, in order."""
+
+    def __init__(
+        self,
+        topics: TopicReads,
+        fetch: Callable[[Shape, Sequence[Value], Sequence[str]], dict[str, bytes]],
+        *,
+        is_envelope: bool,
+    ) -> None:
+        self._topics = topics
+        self._fetch = fetch
+        self._is_envelope = is_envelope
+        self._kept: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
+        self._kept_bytes = 0
+        self._used: set[str] = set()
+        self._ended: tuple[bytes, bytes] | None = None
+
+    def complete(self, records: list[SourceRecord], incomplete: dict[int, Incomplete]) -> None:
+        """Fill the records at these indexes, and keep the rows of their topics for later."""
+        self._used |= {each.shape.topic for each in incomplete.values()}
+        if not self._used:
+            return
+        self._look_up(records, incomplete)
+        for index, record in enumerate(records):
+            if record.topic not in self._used or record.key is None:
+                continue
+            value = record.value
+            if (each := incomplete.get(index)) is not None:
+                value = each.finish(self._row(each))
+                records[index] = record._replace(value=value)
+            ended = self._keep(record.topic, record.key, value)
+            # A row that got another key is the next record.
+            self._ended = None if value is not None or ended is None else (record.key, ended)
+        while self._kept_bytes > KEPT_BYTES:
+            (_, key), value = self._kept.popitem(last=False)
+            self._kept_bytes -= len(key) + len(value)
+
+    def _look_up(self, records: Sequence[SourceRecord], incomplete: dict[int, Incomplete]) -> None:
+        """Read from the log what is neither kept nor in this chunk itself."""
+        wanted: dict[str, set[bytes]] = {}
+        seen: set[tuple[str, bytes | None]] = set()
+        for index, record in enumerate(records):
+            each = incomplete.get(index)
+            if each is not None:
+                place = (each.shape.topic, each.lookup)
+                if place not in seen and place not in self._kept:
+                    wanted.setdefault(each.shape.topic, set()).add(each.lookup)
+            if record.value is not None:
+                seen.add((record.topic, record.key))
+        for topic, keys in wanted.items():
+            for key, value in self._topics.newest(topic, keys).items():
+                self._keep(topic, key, value)
+
+    def _row(self, each: Incomplete) -> bytes:
+        missing = each.shape.unchanged(each.values)
+        last = self._kept.get((each.shape.topic, each.lookup))
+        if last is None and self._ended is not None and self._ended[0] == each.lookup:
+            last = self._ended[1]
+        found = self._columns(last, missing) if last is not None else {}
+        rest = [name for name in missing if name not in found]
+        if rest:
+            found |= self._fetch(each.shape, each.values, rest)
+        return each.shape.row(each.values, found)
+
+    def _columns(self, value: bytes, names: Sequence[str]) -> dict[str, bytes]:
+        text = value.decode()
+        if self._is_envelope:
+            text = slices(text, ["after"]).get("after", "null")
+        return {name: found.encode() for name, found in slices(text, names).items()}
+
+    def _keep(self, topic: str, key: bytes, value: bytes | None) -> bytes | None:
+        """What was kept before."""
+        before = self._kept.pop((topic, key), None)
+        if before is not None:
+            self._kept_bytes -= len(key) + len(before)
+        if value is not None:
+            self._kept[topic, key] = value
+            self._kept_bytes += len(key) + len(value)
+        return before
+
+
+def slices(text: str, names: Iterable[str]) -> dict[str, str]:
+    """Fields of a JSON object as the text has them, so that no digit of theirs changes. Compact objects only."""
+    wanted = set(names)
+    found: dict[str, str] = {}
+    if not text.startswith("{") or text == "{}":
+        return found
+    at = 1
+    while True:
+        name, at = _decoder.raw_decode(text, at)
+        _, end = _decoder.raw_decode(text, at + 1)
+        if name in wanted:
+            found[name] = text[at + 1 : end]
+        if text[end] == "}":
+            return found
+        at = end + 1

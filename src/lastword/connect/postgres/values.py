@@ -1,0 +1,155 @@
+"""PostgreSQL's text of a value as JSON. The texts are those of a session with the settings of `SESSION`.
+
+| type | JSON |
+|---|---|
+| smallint, integer, bigint, oid, real, double precision | a number; NaN and infinities are texts |
+| numeric, money | a text, so that no digit is lost |
+| boolean | true, false |
+| json, jsonb | as it is |
+| bytea | base64 |
+| timestamp, timestamptz | ISO 8601; with a time zone in UTC, with Z |
+| arrays | lists, in each other if need be |
+| domains | as the type below them |
+| all others (text, uuid, enum, date, range, interval, inet, composite …) | a text, as PostgreSQL writes it |
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+SESSION: Final = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "IntervalStyle": "iso_8601",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "client_encoding": "UTF8",
+}
+"""What a session must have for its texts to be those that are understood here."""
+
+ToJson = Callable[[bytes], bytes]
+
+_PLAIN = re.compile(rb'[\x00-\x1f"\\]')
+_NULL: Final = b"null"
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A type as the catalog has it."""
+
+    oid: int
+    base: int = 0
+    """Of a domain."""
+    element: int = 0
+    """Of an array."""
+    delimiter: str = ","
+
+
+def text(value: bytes) -> bytes:
+    if _PLAIN.search(value) is None:
+        return b'"' + value + b'"'
+    return json.dumps(value.decode("utf-8", "replace"), ensure_ascii=False).encode()
+
+
+def _as_is(value: bytes) -> bytes:
+    return value
+
+
+def _boolean(value: bytes) -> bytes:
+    return b"true" if value == b"t" else b"false"
+
+
+def _float(value: bytes) -> bytes:
+    # NaN, Infinity and -Infinity are no numbers of JSON.
+    return value if value[-1:].isdigit() else b'"' + value + b'"'
+
+
+def _bytea(value: bytes) -> bytes:
+    return b'"' + base64.b64encode(bytes.fromhex(value[2:].decode())) + b'"'
+
+
+def _timestamp(value: bytes) -> bytes:
+    return b'"' + value.replace(b" ", b"T", 1) + b'"'
+
+
+def _timestamptz(value: bytes) -> bytes:
+    moment, zone, rest = value.partition(b"+00")
+    if not zone:
+        return b'"' + value + b'"'
+    return b'"' + moment.replace(b" ", b"T", 1) + b"Z" + rest + b'"'
+
+
+_BY_OID: Final[Mapping[int, ToJson]] = {
+    16: _boolean,
+    17: _bytea,
+    20: _as_is,
+    21: _as_is,
+    23: _as_is,
+    26: _as_is,
+    114: _as_is,
+    3802: _as_is,
+    700: _float,
+    701: _float,
+    1114: _timestamp,
+    1184: _timestamptz,
+}
+
+INTEGERS: Final = frozenset({20, 21, 23, 26})
+UUID: Final = 2950
+
+
+def converter(oid: int, types: Callable[[int], Type]) -> ToJson:
+    """How the text of a type becomes JSON. `types` looks a type up in the catalog."""
+    known = _BY_OID.get(oid)
+    if known is not None:
+        return known
+    found = types(oid)
+    if found.base:
+        return converter(found.base, types)
+    if found.element:
+        element = converter(found.element, types)
+        delimiter = found.delimiter.encode()
+        return lambda value: _array(value, element, delimiter)
+    return text
+
+
+def _array(value: bytes, element: ToJson, delimiter: bytes) -> bytes:
+    """`{1,NULL,"a b",{…}}`; one with bounds of its own begins with them: `[0:1]={…}`."""
+    if value.startswith(b"["):
+        value = value.partition(b"=")[2]
+    out = bytearray()
+    at, end = 0, len(value)
+    brace, close, quote, escape, comma = b"{"[0], b"}"[0], b'"'[0], b"\\"[0], delimiter[0]
+    while at < end:
+        byte = value[at]
+        if byte == brace:
+            out += b"["
+            at += 1
+        elif byte == close:
+            out += b"]"
+            at += 1
+        elif byte == comma:
+            out += b","
+            at += 1
+        elif byte == quote:
+            item = bytearray()
+            at += 1
+            while value[at] != quote:
+                if value[at] == escape:
+                    at += 1
+                item.append(value[at])
+                at += 1
+            at += 1
+            out += element(bytes(item))
+        else:
+            start = at
+            while at < end and value[at] not in (comma, close):
+                at += 1
+            item_bytes = value[start:at]
+            out += _NULL if item_bytes == b"NULL" else element(item_bytes)
+    return bytes(out)

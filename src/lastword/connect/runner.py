@@ -1,0 +1,276 @@
+"""Runs sources: one supervised task, a thread, for each.
+
+A task makes its connector, finishes what a crash has left, reads from the source's position and appends chunk by chunk.
+After an error everything is closed and begun again after a pause that grows with each error in a row; the other sources
+go on meanwhile. A paused source is closed, too, so that it holds nothing open.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Generator, Mapping
+from typing import Any, Literal, Self
+
+from lastword.connect import metrics, states
+from lastword.connect.appender import Appender
+from lastword.connect.config import ConnectConfig, SourceConfig
+from lastword.connect.protocol import Chunk, Connector, Context, Position, load
+from lastword.connect.target import LogTarget, Target, TargetReads
+from lastword.errors import InvalidError, LastwordError, TopicExistsError, UnknownTopicError
+from lastword.log import Log
+
+logger = logging.getLogger(__name__)
+
+STATUS_MS = 1_000
+LOOK_S = 0.5
+"""How often a paused source looks whether it shall go on."""
+
+State = Literal["starting", "running", "paused", "failing", "stopped"]
+
+
+class Connectors:
+    """All sources of a file, on one log: `start`, `stop`, `status`. Or use it in a `with` statement."""
+
+    def __init__(self, log: Log | Target, config: ConnectConfig) -> None:
+        self._target: Target = LogTarget(log) if isinstance(log, Log) else log
+        self._tasks = [Task(self._target, config, source) for source in config.sources.values()]
+
+    def start(self) -> None:
+        """Start every source. InvalidConfigError and LockedError come from here, before any is started."""
+        locked: list[Task] = []
+        try:
+            for task in self._tasks:
+                task.prepare()
+                locked.append(task)
+        except BaseException:
+            for task in locked:
+                task.release()
+            raise
+        for task in self._tasks:
+            task.start()
+
+    def stop(self) -> None:
+        """End every source after the chunk that it is at."""
+        for task in self._tasks:
+            task.ask_to_stop()
+        for task in self._tasks:
+            task.join()
+
+    def status(self) -> list[dict[str, Any]]:
+        return [task.status() for task in self._tasks]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+
+def check(config: ConnectConfig, target: Target) -> dict[str, list[str]]:
+    """What is in the way of each source. Nothing is changed."""
+    return {source.name: Task(target, config, source).problems() for source in config.sources.values()}
+
+
+class Task:
+    """One source."""
+
+    def __init__(self, target: Target, config: ConnectConfig, source: SourceConfig) -> None:
+        self._target = target
+        self._config = config
+        self._source = source
+        self._folder = states.source_folder(target.path, source.name)
+        self._stop = threading.Event()
+        self._lock: states.SourceLock | None = None
+        self._thread = threading.Thread(target=self._run, name=f"lastword-connect-{source.name}", daemon=True)
+        self._status_lock = threading.Lock()
+        self._state: State = "starting"
+        self._error: str | None = None
+        self._errors = 0
+        self._records = 0
+        self._last_append_ms: int | None = None
+        self._position: Position | None = None
+        self._facts: dict[str, Any] = {}
+        self._saved_ms = 0
+        # Options that are wrong are told before anything is started.
+        self._factory = load(source.connector, where=f"{source.where}: sources.{source.name}.connector")
+        self._factory(source.options, self._context())
+
+    def problems(self) -> list[str]:
+        connector = self._factory(self._source.options, self._context(create=False))
+        try:
+            return connector.check()
+        except LastwordError as error:
+            return [str(error)]
+        finally:
+            connector.close()
+
+    def prepare(self) -> None:
+        self._lock = states.SourceLock.acquire(self._folder)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        self._stop.set()
+
+    def join(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def status(self) -> dict[str, Any]:
+        with self._status_lock:
+            return {
+                "source": self._source.name,
+                "connector": self._source.connector,
+                "topic": self._source.topic,
+                "state": self._state,
+                "error": self._error,
+                "errors": self._errors,
+                "records": self._records,
+                "last_append_ms": self._last_append_ms,
+                "position": self._position,
+                "details": dict(self._facts),
+                "time_ms": self._target.clock.now_ms(),
+            }
+
+    # ------------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        name = self._source.name
+        pause_ms = self._config.retry_first_ms
+        try:
+            while not self._stop.is_set():
+                if states.is_paused(self._folder):
+                    self._be("paused")
+                    self._stop.wait(LOOK_S)
+                    continue
+                self._be("starting")
+                before = self._records
+                try:
+                    self._read()
+                except Exception as error:  # noqa: BLE001
+                    # Whatever a connector raises must not end the others, nor this one for good.
+                    if self._records > before:
+                        pause_ms = self._config.retry_first_ms
+                    self._failed(error, pause_ms)
+                    self._stop.wait(pause_ms / 1000)
+                    pause_ms = min(pause_ms * 2, self._config.retry_max_ms)
+                else:
+                    pause_ms = self._config.retry_first_ms
+        finally:
+            self._be("stopped")
+            self.release()
+            logger.info("source %s has stopped", name)
+
+    def _read(self) -> None:
+        appender = Appender(
+            self._target, self._folder, source=self._source.name, connector=self._source.connector
+        )
+        position = appender.recover()
+        self._position, self._records = position, appender.records
+        connector = self._factory(self._source.options, self._context())
+        chunks = connector.read(position)
+        try:
+            for chunk in chunks:
+                self._take(chunk, appender, connector)
+                if self._shall_end(0):
+                    return
+        finally:
+            # A generator holds what it has opened until it is closed.
+            if isinstance(chunks, Generator):
+                chunks.close()
+            connector.close()
+
+    def _take(self, chunk: Chunk, appender: Appender, connector: Connector) -> None:
+        if chunk.records:
+            size_bytes = appender.append(chunk)
+            metrics.RECORDS.labels(self._source.name).inc(len(chunk.records))
+            metrics.BYTES.labels(self._source.name).inc(size_bytes)
+            self._last_append_ms = self._target.clock.now_ms()
+            metrics.LAST_APPEND.labels(self._source.name).set(self._last_append_ms / 1000)
+            self._records = appender.records
+        elif chunk.position is not None and self._position is None:
+            appender.moved(chunk.position)
+        self._position = chunk.position
+        self._error = None
+        connector.appended(chunk.position)
+        self._be("running")
+
+    def _failed(self, error: Exception, pause_ms: int) -> None:
+        text = " ".join(str(error).split()) or type(error).__name__
+        if not isinstance(error, LastwordError):
+            text = f"unexpected {type(error).__name__}: {text}"
+            logger.debug("source %s", self._source.name, exc_info=error)
+        with self._status_lock:
+            self._error = text
+            self._errors += 1
+        metrics.ERRORS.labels(self._source.name).inc()
+        logger.warning("source %s: %s; trying again in %.1f s", self._source.name, text, pause_ms / 1000)
+        self._be("failing")
+
+    def _be(self, state: State) -> None:
+        changed = state != self._state
+        self._state = state
+        metrics.RUNNING.labels(self._source.name).set(state == "running")
+        now_ms = self._target.clock.now_ms()
+        if changed or now_ms - self._saved_ms >= STATUS_MS:
+            self._saved_ms = now_ms
+            try:
+                states.save_status(self._folder, self.status())
+            except OSError as error:
+                logger.warning("the status of source %s can't be written: %s", self._source.name, error)
+
+    def _shall_end(self, wait_s: float) -> bool:
+        return self._stop.wait(wait_s) or states.is_paused(self._folder)
+
+    def _report(self, facts: Mapping[str, Any]) -> None:
+        with self._status_lock:
+            self._facts |= facts
+        if (lag := facts.get("slot_lag_bytes")) is not None:
+            metrics.SLOT_LAG.labels(self._source.name).set(lag)
+        if self._state != "starting" or self._thread.ident is not None:
+            self._be(self._state)
+
+    def _context(self, *, create: bool = True) -> Context:
+        return Context(
+            source=self._source.name,
+            topic=self._source.topic,
+            clock=self._target.clock,
+            topics=TargetReads(self._target),
+            wait=self._shall_end,
+            report=self._report,
+            needs_topic=self._needs_topic if create else self._would_need_topic,
+        )
+
+    def _needs_topic(self, name: str, partitions: int | None) -> None:
+        try:
+            self._target.topic(name)
+        except UnknownTopicError:
+            if not self._config.auto_create:
+                raise self._no_topic(name) from None
+            count = partitions or self._config.partitions or self._target.default_partitions()
+            try:
+                self._target.create_topic(name, partitions=count, config=self._config.default_config)
+            except TopicExistsError:
+                # Another source was faster.
+                self._target.topic(name)
+
+    def _would_need_topic(self, name: str, partitions: int | None) -> None:  # noqa: ARG002
+        try:
+            self._target.topic(name)
+        except UnknownTopicError:
+            if not self._config.auto_create:
+                raise self._no_topic(name) from None
+
+    def _no_topic(self, name: str) -> InvalidError:
+        return InvalidError(
+            f"{self._source.where}: sources.{self._source.name}: there is no topic {name!r}; create it, or set "
+            f"settings.topic.auto_create to true"
+        )

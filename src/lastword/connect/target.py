@@ -1,0 +1,166 @@
+"""The log that sources append to: opened here as its writer, or written by another process that is asked.
+
+Either way records come in as staged units (see lastword.staged): this process writes files, the writer appends them.
+So sources can run in the process that has the log open, and just as well beside a server that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastword.channel import ask
+from lastword.clock import Clock
+from lastword.errors import LastwordError, UnavailableError, WriteFailedError
+from lastword.locks import writer_channel
+from lastword.log import Log
+from lastword.topic import Topic
+
+FIRST_WINDOW: Final = 65_536
+"""Offsets that are searched for a key first, from the end of a partition backwards; then ever more."""
+
+
+class Target(Protocol):
+    """What appending needs of a log."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def topic(self, name: str) -> Topic:
+        """UnknownTopicError if there is none."""
+        ...
+
+    def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None: ...
+
+    def default_partitions(self) -> int: ...
+
+    def append_staged(self, topic: str, sink: str, number: int) -> int: ...
+
+
+class LogTarget:
+    """A log that is open here as its writer."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    @property
+    def path(self) -> Path:
+        return self._log.path
+
+    @property
+    def clock(self) -> Clock:
+        return self._log.clock
+
+    def topic(self, name: str) -> Topic:
+        return self._log.topic(name)
+
+    def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
+        self._log.create_topic(name, partitions=partitions, config=config)
+
+    def default_partitions(self) -> int:
+        return self._log.config.num_partitions
+
+    def append_staged(self, topic: str, sink: str, number: int) -> int:
+        found = self._log.topic(topic)
+        try:
+            return found.append_staged(sink, number)
+        except WriteFailedError:
+            # The next attempt finds the partition open again, and what was appended of the unit counted.
+            for partition, writer in enumerate(found.writers()):
+                if writer.failed is not None:
+                    with suppress(LastwordError):
+                        found.reopen_partition(partition)
+            raise
+
+
+class BesideTarget:
+    """A log that another process writes. `log` is open for reading; `create` asks for a new topic."""
+
+    def __init__(self, log: Log, create: Callable[[str, int, Mapping[str, str]], object]) -> None:
+        self._log = log
+        self._create = create
+
+    @property
+    def path(self) -> Path:
+        return self._log.path
+
+    @property
+    def clock(self) -> Clock:
+        return self._log.clock
+
+    def topic(self, name: str) -> Topic:
+        return self._log.topic(name)
+
+    def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
+        self._create(name, partitions, config)
+
+    def default_partitions(self) -> int:
+        return self._log.config.num_partitions
+
+    def append_staged(self, topic: str, sink: str, number: int) -> int:
+        channel = writer_channel(self.path)
+        request = {"do": "append", "topic": topic, "sink": sink, "number": number}
+        answer = None if channel is None else ask(channel, request)
+        if answer is None:
+            raise UnavailableError(
+                f"No process writes {self.path} any more; what was staged waits for the next one."
+            )
+        return int(answer["appended"])
+
+
+class TargetReads:
+    """What connectors may look up in the log that they write to."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def newest(self, topic: str, keys: Iterable[bytes]) -> dict[bytes, bytes | None]:
+        """The newest value of each key, searched from the end of each partition backwards."""
+        from lastword.partitioner import partition_of
+
+        found: dict[bytes, bytes | None] = {}
+        opened = self._target.topic(topic)
+        wanted: dict[int, set[bytes]] = {}
+        for key in keys:
+            wanted.setdefault(partition_of(key, opened.partitions), set()).add(key)
+        for partition, missing in wanted.items():
+            found |= _newest_in(opened, partition, missing)
+        return found
+
+    def live_keys(self, topic: str) -> Iterator[bytes]:
+        for batch in self._target.topic(topic).state().select(["key"]).to_batches(max_chunksize=10_000):
+            for key in batch.column(0).to_pylist():
+                if key is not None:
+                    yield key
+
+
+def _newest_in(topic: Topic, partition: int, missing: set[bytes]) -> dict[bytes, bytes | None]:
+    found: dict[bytes, bytes | None] = {}
+    with closing(topic.partition_reader(partition)) as reader:
+        extent = reader.extent()
+        end, window = extent.log_end, FIRST_WINDOW
+        while missing and end > extent.log_start:
+            start = max(extent.log_start, end - window)
+            here: dict[bytes, bytes | None] = {}
+            for records in reader.replay(start, end):
+                own = records.filter(pc.is_in(records.column("key"), pa.array(list(missing), pa.binary())))
+                for key, value, offset in zip(
+                    own.column("key").to_pylist(),
+                    own.column("value").to_pylist(),
+                    own.column("offset").to_pylist(),
+                    strict=True,
+                ):
+                    if offset < end:
+                        here[key] = value
+            found |= here
+            missing -= set(here)
+            end, window = start, window * 4
+    return found

@@ -1,0 +1,98 @@
+"""Who wins among some keys, by compaction's own walk over the segments.
+
+It is the finder of survivors itself, which is shown only the keys that are asked about: to it all other records have
+no key and compete with nobody. So its set of keys is as small as the question, however large the partition is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastword.compaction import kernels
+from lastword.compaction.engine import MAX_INLINE_SHARES, Failure, TooLarge, find_share, unite
+from lastword.compaction.keyset import Share
+from lastword.compaction.survivors import Mask, Survivors
+from lastword.compaction.unit import Unit
+from lastword.errors import UnavailableError
+from lastword.segments.raw import RawSegment
+
+Rows = Mapping[str, npt.NDArray[np.int64]]
+"""By the path of a segment, the numbers of the rows that are asked about."""
+
+
+@dataclass(slots=True)
+class Found:
+    """By the path of a segment, of the rows that were asked about, which win and which of those are not too old."""
+
+    won: dict[str, Mask] = field(default_factory=dict)
+    stay: dict[str, Mask] = field(default_factory=dict)
+    winners: dict[bytes, int] = field(default_factory=dict)
+    """The offset of the winner of each key."""
+
+
+def contest(unit: Unit, rows: Rows, keys: Sequence[bytes]) -> Found:
+    """Let the records of some keys compete, all of a unit's; what that means for some rows."""
+    finder = _Finder(unit, rows, keys)
+    for index, mask in finder.masks():
+        path = unit.segments[index].path
+        if path in rows:
+            finder.found.stay[path] = mask[rows[path]]
+    return finder.found
+
+
+def spared(unit: Unit) -> set[str]:
+    """The paths of the segments that min.rewrite.ratio leaves alone. All keys compete for this, in bounded memory."""
+    if not (unit.keyed and kernels.may_spare(unit)):
+        return set()
+    shares = 1
+    while shares <= MAX_INLINE_SHARES:
+        found = [find_share(unit, Share(index, shares)) for index in range(shares)]
+        if failed := next((each for each in found if isinstance(each, Failure)), None):
+            raise UnavailableError(failed.message)
+        if not any(isinstance(each, TooLarge) for each in found):
+            masks = unite(unit, [each for each in found if not isinstance(each, Failure | TooLarge)])
+            kept = [int(np.count_nonzero(mask)) for mask in masks]
+            return {unit.segments[index].path for index in kernels.spared(unit, kept)}
+        shares *= 2
+    raise UnavailableError(
+        f"the keys of {unit.topic} partition {unit.partition} don't fit into {unit.max_set_bytes} bytes even in "
+        f"{MAX_INLINE_SHARES} rounds; raise compaction.task.memory.bytes"
+    )
+
+
+class _Finder(Survivors):
+    """A finder of survivors that sees some keys only, and remembers who won before age is looked at."""
+
+    def __init__(self, unit: Unit, rows: Rows, keys: Sequence[bytes]) -> None:
+        super().__init__(unit)
+        self._rows = rows
+        self._wanted = pa.array(keys, pa.binary())
+        self.found = Found()
+
+    def runs(self, raw: RawSegment, *, backwards: bool = False) -> Iterator[tuple[int, pa.Array]]:
+        for first_row, run in super().runs(raw, backwards=backwards):
+            wanted = self._wanted.cast(run.type)
+            yield (
+                first_row,
+                pc.if_else(pc.is_in(run, value_set=wanted), run, pa.scalar(None, run.type)),
+            )
+
+    def drop_old(self, raw: RawSegment, mask: Mask) -> None:
+        path = raw.segment.path
+        if path in self._rows:
+            self.found.won[path] = mask[self._rows[path]]
+        if len(self._wanted):
+            rows = raw.columns(["offset", "key"])
+            wanted = self._wanted.cast(rows.column("key").type)
+            is_wanted = pc.is_in(rows.column("key"), value_set=wanted).to_numpy()
+            winning = rows.filter(pa.array(is_wanted & (mask == 1)))
+            self.found.winners |= dict(
+                zip(winning.column("key").to_pylist(), winning.column("offset").to_pylist(), strict=True)
+            )
+        super().drop_old(raw, mask)

@@ -1,0 +1,161 @@
+"""A partition as the next run will find it: its sealed segments, and what is only in the WAL as segments too.
+
+What sealing would write is written, by the code that seals, to a scratch folder that nobody else sees. So the plan,
+the sizes that it looks at and the walk over the keys are those of the run itself, and memory is bounded as it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from lastword import tiering
+from lastword.config import TopicSettings
+from lastword.errors import CorruptError
+from lastword.explain.model import Place, PlaceKind
+from lastword.segments.parquet import SegmentFiles
+from lastword.segments.table import Positions, Segment, SegmentTable, Snapshot
+from lastword.wal import checkpoint as checkpoints
+from lastword.wal import state as states
+from lastword.wal.files import WalFile
+from lastword.wal.writer import roll_reason
+
+Sealing = Literal["all", "due", "none"]
+"""What of the WAL is sealed before the run: everything, what is rolled or due to be, or nothing."""
+
+_SCRATCH_JOB = "explain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedSegment:
+    """A segment, where its records are now, and whether it is sealed when the run begins."""
+
+    segment: Segment
+    place: Place
+    is_sealed: bool
+    seals_ms: int | None = None
+    """When the worker seals it at the latest, where it is only in the WAL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A partition when the run begins. `segments` are all, in offset order; those not sealed are the last ones."""
+
+    positions: Positions
+    """After the sealing that comes before the run."""
+    now: Positions
+    segments: tuple[PlacedSegment, ...]
+    log_end: int
+    problem: str | None = None
+
+    @property
+    def sealed(self) -> tuple[Segment, ...]:
+        return tuple(each.segment for each in self.segments if each.is_sealed)
+
+    @property
+    def all(self) -> tuple[Segment, ...]:
+        return tuple(each.segment for each in self.segments)
+
+
+def look(
+    table: SegmentTable,
+    snapshot: Snapshot,
+    partition: int,
+    wal_folder: Path,
+    scratch: SegmentFiles,
+    *,
+    settings: TopicSettings,
+    sealing: Sealing,
+    first_append_ms: int | None,
+    now_ms: int,
+) -> Look:
+    """Look at a partition. `first_append_ms` is when the active WAL file got its first record, if that is known."""
+    at = snapshot.positions[partition]
+    found = [
+        PlacedSegment(
+            segment=segment,
+            place=_place("sealed clean" if segment.last_offset < at.first_dirty else "sealed dirty", segment),
+            is_sealed=True,
+        )
+        for segment in table.plan(snapshot, partition)
+    ]
+    files, log_end = _files(wal_folder, now_ms)
+    sealed_end = at.sealed_end
+    problem = None
+    try:
+        for todo in tiering.propose(partition, wal_folder, files, at):
+            is_active = todo.file.seq == files[-2].seq and todo.end_offset == files[-1].first_offset
+            rolls_ms = _rolls_ms(
+                settings, first_append_ms if first_append_ms is not None else todo.file.opened_ms
+            )
+            is_rolled = not is_active or rolls_ms <= now_ms
+            is_sealed = sealing == "all" or (sealing == "due" and is_rolled)
+            if is_sealed:
+                sealed_end = todo.end_offset
+            segment = _seal_to(scratch, todo)
+            if segment is not None:
+                kind: PlaceKind = "wal active" if is_active else "wal rolled"
+                found.append(
+                    PlacedSegment(
+                        segment=segment,
+                        place=replace(_place(kind, segment), file=todo.file.name),
+                        is_sealed=is_sealed,
+                        seals_ms=None if is_sealed else max(rolls_ms, now_ms) if is_active else now_ms,
+                    )
+                )
+    except CorruptError as error:
+        problem = str(error)
+    return Look(
+        positions=replace(at, sealed_end=sealed_end),
+        now=at,
+        segments=tuple(found),
+        log_end=max(at.sealed_end, at.log_start, log_end),
+        problem=problem,
+    )
+
+
+def _place(kind: PlaceKind, segment: Segment) -> Place:
+    return Place(
+        kind=kind, file=segment.path, first_offset=segment.first_offset, last_offset=segment.last_offset
+    )
+
+
+def _files(folder: Path, now_ms: int) -> tuple[Sequence[WalFile], int]:
+    """The WAL files as if the active one were rolled now, and the end of what may be read of them."""
+    # The state first: if the file is rolled between the two looks, the checkpoint knows it and what it holds.
+    state, saved = states.load(folder), checkpoints.load_writer(folder)
+    if saved is None or state is None:
+        return [], 0
+    files = checkpoints.left_files(folder, saved)
+    active = files[-1]
+    if state.seq != active.seq or state.visible_position == 0:
+        # It has been opened just now, and what it may hold comes after this look.
+        return [*files, _following(active, active.first_offset, now_ms)], active.first_offset
+    rolled = active.rolled(size_bytes=state.visible_position, now_ms=now_ms)
+    return [*files[:-1], rolled, _following(active, state.visible_offset, now_ms)], state.visible_offset
+
+
+def _following(active: WalFile, first_offset: int, now_ms: int) -> WalFile:
+    return WalFile(seq=active.seq + 1, first_offset=first_offset, opened_ms=now_ms)
+
+
+def _rolls_ms(settings: TopicSettings, first_append_ms: int) -> int:
+    """When a file that holds something is rolled by its age at the latest."""
+    ages_ms = [settings.segment_ms, settings.tiering_lag_ms, settings.max_compaction_lag_ms]
+    times_ms = [first_append_ms + age_ms for age_ms in ages_ms if age_ms is not None]
+    return min(
+        time_ms
+        for time_ms in times_ms
+        if roll_reason(
+            settings, size_bytes=1, incoming_bytes=0, first_append_ms=first_append_ms, now_ms=time_ms
+        )
+    )
+
+
+def _seal_to(scratch: SegmentFiles, todo: tiering.FileToSeal) -> Segment | None:
+    with scratch.writer(todo.partition, max(todo.from_offset, todo.log_start), _SCRATCH_JOB) as writer:
+        for records in tiering.records_to_seal(todo):
+            writer.write(records)
+        return writer.close()

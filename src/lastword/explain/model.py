@@ -1,0 +1,133 @@
+"""What an explanation says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lastword.compaction.holds import ReaderPosition
+from lastword.compaction.plan import Reason
+from lastword.compaction.rules import TombstoneWait
+
+DEFAULT_LIMIT = 100
+VALUE_BYTES = 256
+"""So much of a value is in an explanation."""
+
+Run = Literal["asked for", "forced", "worker"]
+"""Which run is explained. `asked for`: as `topic compact` makes it, which seals first; `forced`: as that with
+`--force`; `worker`: as the worker's next round, which seals and compacts only what is due."""
+
+PlaceKind = Literal["wal active", "wal rolled", "sealed clean", "sealed dirty"]
+
+Rule = Literal[
+    "below the log start",
+    "beaten",
+    "expired tombstone",
+    "too old",
+    "last word",
+    "tombstone",
+    "no key",
+    "not compacted",
+    "not in the run",
+]
+"""What decides about a record, by the order of the rules. The first four let it go. `last word` and `tombstone` are
+the winners of their keys; `not compacted`: the topic's policy has no `compact`; `not in the run`: it is only in the
+WAL, or held back."""
+
+Wait = Literal[
+    TombstoneWait,
+    "sealing",
+    "min.compaction.lag.ms",
+    "min.rewrite.ratio",
+    "a run",
+    "newer record",
+    "retention.ms",
+]
+"""What a record that stays only for now waits for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a record is: the kind of file, its name or address, and the offsets that it spans."""
+
+    kind: PlaceKind
+    file: str
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What happens to a record in the next run, and why."""
+
+    goes: bool
+    rule: Rule
+    beaten_by: int | None = None
+    """The offset that beats it, now or as soon as that may be compacted."""
+    waits_for: Wait | None = None
+    """None: it goes, or nothing is known that would end its stay."""
+    until_ms: int | None = None
+    """When that is over, where it is known."""
+    readers: tuple[ReaderPosition, ...] = ()
+    """Who has not read it, where it waits for readers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedRecord:
+    """A record and its verdict. Key and value of a record below the log start are not shown: it has been deleted."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    """-1: it came without one."""
+    key: bytes | None
+    value: bytes | None
+    """At most the first VALUE_BYTES of it."""
+    value_bytes: int | None
+    is_tombstone: bool
+    is_hidden: bool
+    place: Place
+    verdict: Verdict
+    reason: str
+    """The verdict in words."""
+
+    @property
+    def goes(self) -> bool:
+        return self.verdict.goes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionExplanation:
+    """The records of a partition that were asked for, and the run that they were explained for."""
+
+    partition: int
+    log_start: int
+    first_dirty: int
+    sealed_end: int
+    log_end: int
+    due: Reason | None
+    """Why there is a run; None: there is none, and `not_due` says why not."""
+    not_due: str | None
+    records: tuple[ExplainedRecord, ...]
+    next_offset: int | None
+    """Where to go on, if there are more records than were asked for."""
+    problem: str | None = None
+    """Why a part of the WAL could not be looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Some records of a topic, explained."""
+
+    topic: str
+    run: Run
+    seals: bool
+    """Whether the run seals first."""
+    now_ms: int
+    partitions: tuple[PartitionExplanation, ...]
+    next: tuple[int, int] | None = None
+    """The partition and the offset to go on at, if there are more records than were asked for."""
+
+    @property
+    def records(self) -> tuple[ExplainedRecord, ...]:
+        return tuple(record for each in self.partitions for record in each.records)

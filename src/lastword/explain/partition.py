@@ -1,0 +1,390 @@
+"""Explains records of one partition.
+
+By its steps: look at the partition as the run will find it; plan the run; choose the records; let the records of their
+keys compete, once over what the run compacts and once over everything; give each its verdict. If files go meanwhile,
+it begins again from a fresh look.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastword.compaction import plan as planning
+from lastword.compaction import rules as rule
+from lastword.compaction.holds import ReaderPosition
+from lastword.compaction.job import unit_of
+from lastword.compaction.plan import PartitionPlan, PartitionView
+from lastword.compaction.rules import ReaderHold
+from lastword.compaction.survivors import milliseconds
+from lastword.compaction.unit import Unit
+from lastword.config import TopicSettings
+from lastword.errors import UnavailableError
+from lastword.explain import words
+from lastword.explain.contest import Found, contest, spared
+from lastword.explain.look import Look, PlacedSegment, Sealing, look
+from lastword.explain.model import VALUE_BYTES, ExplainedRecord, PartitionExplanation, Run
+from lastword.explain.verdict import Facts, RunFacts, verdict
+from lastword.reader import ATTEMPTS, PartitionReader
+from lastword.record import NO_TIMESTAMP_MS, TimestampType
+from lastword.segments.parquet import SegmentFiles
+from lastword.segments.raw import RawSegment
+from lastword.segments.sketch import Sketches
+from lastword.segments.table import Segment, SegmentGoneError, SegmentTable, Snapshot
+
+_COLUMNS = ["offset", "timestamp", "timestamp_type", "key", "value"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Which records, and for which run."""
+
+    key: bytes | None = None
+    from_offset: int = 0
+    limit: int | None = None
+    run: Run = "asked for"
+    seals: bool = True
+
+    @property
+    def sealing(self) -> Sealing:
+        if not self.seals:
+            return "none"
+        return "due" if self.run == "worker" else "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What only the log knows of a partition: its settings, its WAL, who reads it."""
+
+    topic: str
+    settings: TopicSettings
+    wal_folder: Path
+    hold: ReaderHold
+    readers: Sequence[ReaderPosition]
+    """The active ones."""
+    first_append_ms: int | None
+    """When the active WAL file got its first record, where that is known."""
+    task_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    segment: PlacedSegment
+    row: int
+    offset: int
+    timestamp_ms: int
+    has_timestamp: bool
+    key: bytes | None
+    value: bytes | None
+    value_bytes: int | None
+
+
+def _nothing(_unit: Unit) -> None:
+    """For who only wants to know the verdicts."""
+
+
+def explain_partition(
+    reader: PartitionReader,
+    known: Known,
+    question: Question,
+    clock: Callable[[], int],
+    watch: Callable[[Unit], None] = _nothing,
+) -> PartitionExplanation:
+    """Explain records of a partition for a run that begins now; `watch` is given its work, if there is a run."""
+    table = reader.table
+    for _ in range(ATTEMPTS):
+        snapshot = table.snapshot()
+        try:
+            with (
+                reader.pin(snapshot),
+                tempfile.TemporaryDirectory(prefix="lastword-explain-") as folder,
+            ):
+                scratch = replace(table.files, location=Path(folder).as_uri())
+                found = _explain(table, snapshot, reader.partition, scratch, known, question, clock(), watch)
+                if found.problem is None or table.snapshot().id == snapshot.id:
+                    return found
+                # What was missing in the WAL may have been sealed meanwhile.
+        except SegmentGoneError:
+            continue
+    raise UnavailableError(f"Partition {reader.partition} changed {ATTEMPTS} times while it was looked at.")
+
+
+def _explain(
+    table: SegmentTable,
+    snapshot: Snapshot,
+    partition: int,
+    scratch: SegmentFiles,
+    known: Known,
+    question: Question,
+    now_ms: int,
+    watch: Callable[[Unit], None],
+) -> PartitionExplanation:
+    settings = known.settings
+    looked = look(
+        table,
+        snapshot,
+        partition,
+        known.wal_folder,
+        scratch,
+        settings=settings,
+        sealing=question.sealing,
+        first_append_ms=known.first_append_ms,
+        now_ms=now_ms,
+    )
+    view = PartitionView(
+        partition=partition,
+        positions=looked.positions,
+        segments=looked.sealed,
+        log_end=looked.log_end,
+        hold=known.hold,
+    )
+    by_records = settings.dirty_ratio_basis == "records"
+    distinct = Sketches(table.files).distinct_keys if by_records else None
+
+    def propose(*, asked_for: bool, force: bool) -> PartitionPlan | None:
+        plans = planning.propose(
+            known.topic, [view], settings, now_ms, distinct=distinct, asked_for=asked_for, force=force
+        )
+        return plans[0] if plans else None
+
+    plan = propose(asked_for=True, force=True)
+    due = propose(asked_for=question.run != "worker", force=question.run == "forced")
+    rows, next_offset = _choose(table.files, looked, question)
+    run = RunFacts(
+        settings=settings,
+        log_start=looked.positions.log_start,
+        plan=plan,
+        is_due=due is not None,
+        all_compactable=plan is not None and len(plan.segments) == len(looked.sealed),
+        hold=known.hold,
+        readers=known.readers,
+        now_ms=now_ms,
+    )
+    records = tuple(_verdicts(table.files, looked, rows, run, known))
+    if due is not None:
+        watch(unit_of(due, settings, table.files, job_id="explain"))
+    return PartitionExplanation(
+        partition=partition,
+        log_start=looked.now.log_start,
+        first_dirty=looked.now.first_dirty,
+        sealed_end=looked.now.sealed_end,
+        log_end=looked.log_end,
+        due=None if due is None else due.reason,
+        not_due=None
+        if due is not None
+        else words.not_due(
+            plan, settings, has_segments=bool(looked.sealed), as_worker=question.run == "worker"
+        ),
+        records=records,
+        next_offset=next_offset,
+        problem=looked.problem,
+    )
+
+
+# ------------------------------------------------------------------------------------------- choosing records
+
+
+def _choose(files: SegmentFiles, looked: Look, question: Question) -> tuple[list[_Row], int | None]:
+    """The records that are asked about, and where those go on that were left out."""
+    found: list[_Row] = []
+    for placed in looked.segments:
+        if placed.segment.last_offset < question.from_offset:
+            continue
+        left = None if question.limit is None else question.limit + 1 - len(found)
+        for row in _rows(files, placed, question, looked.positions.log_start, left):
+            if question.limit is not None and len(found) == question.limit:
+                return found, row.offset
+            found.append(row)
+    return found, None
+
+
+def _rows(
+    files: SegmentFiles, placed: PlacedSegment, question: Question, log_start: int, limit: int | None
+) -> Iterator[_Row]:
+    """At most `limit` rows of a segment."""
+    with RawSegment(files, placed.segment) as raw:
+        for group in raw.row_groups:
+            offsets = raw.columns(["offset"], [group]).column("offset").to_numpy()
+            wanted = offsets >= question.from_offset
+            if question.key is not None and wanted.any():
+                keys = raw.columns(["key"], [group]).column("key")
+                same = pc.fill_null(pc.equal(keys, pa.scalar(question.key, keys.type)), False)
+                # A record below the log start has been deleted: its key is not told, and not found.
+                wanted &= same.to_numpy() & (offsets >= log_start)
+            chosen = np.flatnonzero(wanted)[:limit]
+            if not len(chosen):
+                continue
+            columns = raw.columns(_COLUMNS, [group]).take(pa.array(chosen))
+            times_ms = milliseconds(columns.column("timestamp"))
+            values = columns.column("value")
+            sizes = pc.binary_length(values).to_pylist()
+            starts = [
+                None if size is None else each.as_py()[:VALUE_BYTES]
+                for each, size in zip(values, sizes, strict=True)
+            ]
+            for index, (row, offset, kind, key) in enumerate(
+                zip(
+                    chosen.tolist(),
+                    columns.column("offset").to_pylist(),
+                    columns.column("timestamp_type").to_pylist(),
+                    columns.column("key").to_pylist(),
+                    strict=True,
+                )
+            ):
+                yield _Row(
+                    segment=placed,
+                    row=group.first_row + row,
+                    offset=offset,
+                    timestamp_ms=int(times_ms[index]),
+                    has_timestamp=kind != int(TimestampType.NONE),
+                    key=key,
+                    value=starts[index],
+                    value_bytes=sizes[index],
+                )
+            if limit is not None:
+                limit -= len(chosen)
+                if limit <= 0:
+                    return
+
+
+# ----------------------------------------------------------------------------------------------- verdicts
+
+
+def _verdicts(
+    files: SegmentFiles, looked: Look, rows: Sequence[_Row], run: RunFacts, known: Known
+) -> Iterator[ExplainedRecord]:
+    if not rows:
+        return
+    settings, plan = run.settings, run.plan
+    by_path: dict[str, list[int]] = {}
+    for each in rows:
+        by_path.setdefault(each.segment.segment.path, []).append(each.row)
+    chosen = {path: np.array(own) for path, own in by_path.items()}
+    keys = sorted({each.key for each in rows if each.key is not None})
+    in_run: frozenset[str] = frozenset()
+    found, left_alone = Found(), set[str]()
+    if plan is not None:
+        in_run = frozenset(segment.path for segment in plan.segments)
+        unit = unit_of(plan, settings, files, job_id="explain", max_set_bytes=known.task_memory_bytes)
+        found = contest(_narrowed(unit, rows), chosen, keys if plan.keyed else [])
+        left_alone = spared(unit)
+    last = _last_winners(files, looked, rows, run, keys, found)
+    ready = _Ready(looked, settings)
+    counted: dict[str, int] = {}
+    for each in rows:
+        path = each.segment.segment.path
+        index = counted[path] = counted.get(path, -1) + 1
+        facts = Facts(
+            offset=each.offset,
+            timestamp_ms=each.timestamp_ms,
+            has_key=each.key is not None,
+            has_value=each.value is not None,
+            in_run=path in in_run,
+            won=bool(found.won[path][index]) if path in found.won else True,
+            is_young=bool(found.stay[path][index]) if path in found.stay else True,
+            winner=None if each.key is None else found.winners.get(each.key),
+            later_winner=None if each.key is None else last.get(each.key),
+            later_winner_ms=ready.winner_ms(last.get(each.key) if each.key is not None else None),
+            is_spared=path in left_alone,
+            is_sealed=each.segment.is_sealed,
+            seals_ms=each.segment.seals_ms,
+            compactable_ms=ready.segment_ms(each.offset),
+            segment_max_timestamp_ms=each.segment.segment.max_timestamp_ms,
+        )
+        decided = verdict(facts, run)
+        is_hidden = each.offset < run.log_start
+        yield ExplainedRecord(
+            partition=each.segment.segment.partition,
+            offset=each.offset,
+            timestamp_ms=each.timestamp_ms if each.has_timestamp else NO_TIMESTAMP_MS,
+            key=None if is_hidden else each.key,
+            value=None if is_hidden else each.value,
+            value_bytes=None if is_hidden else each.value_bytes,
+            is_tombstone=facts.is_tombstone and not is_hidden,
+            is_hidden=is_hidden,
+            place=each.segment.place,
+            verdict=decided,
+            reason=words.reason(decided, settings, is_tombstone=facts.is_tombstone),
+        )
+
+
+def _narrowed(unit: Unit, rows: Sequence[_Row]) -> Unit:
+    """The unit without segments that can't matter: with `offset` those before all the records, with `first` those after."""
+    first, last = rows[0].offset, rows[-1].offset
+
+    def matters(segment: Segment) -> bool:
+        match unit.rules.strategy:
+            case "offset":
+                return segment.last_offset >= first
+            case "first":
+                return segment.first_offset <= last
+            case _:
+                return True
+
+    return replace(unit, segments=tuple(each for each in unit.segments if matters(each)), max_set_bytes=None)
+
+
+def _last_winners(
+    files: SegmentFiles,
+    looked: Look,
+    rows: Sequence[_Row],
+    run: RunFacts,
+    keys: Sequence[bytes],
+    found: Found,
+) -> dict[bytes, int]:
+    """Who wins each key once everything that is there may be compacted."""
+    settings, plan = run.settings, run.plan
+    if not settings.compacts or not keys:
+        return {}
+    if plan is not None and len(plan.segments) == len(looked.segments):
+        return found.winners
+    at = looked.positions
+    everything = PartitionPlan(
+        topic="",
+        partition=looked.segments[0].segment.partition,
+        reason="asked for",
+        dirty_ratio=0.0,
+        positions=at,
+        segments=looked.all,
+        compactable_end=looked.log_end,
+        seen=(run.now_ms, looked.log_end),
+        rules=rule.rules_for(
+            settings,
+            at,
+            compactable_end=looked.log_end,
+            all_compactable=True,
+            seen=(run.now_ms, looked.log_end),
+            hold=run.hold,
+            now_ms=run.now_ms,
+        ),
+        keyed=True,
+    )
+    unit = unit_of(everything, settings, files, job_id="explain")
+    return contest(_narrowed(unit, rows), {}, keys).winners
+
+
+class _Ready:
+    """From when on records may be compacted, by their offsets."""
+
+    def __init__(self, looked: Look, settings: TopicSettings) -> None:
+        self._segments = looked.segments
+        self._first_offsets = [each.segment.first_offset for each in looked.segments]
+        self._times_ms = planning.compactable_from(looked.all, settings)
+
+    def segment_ms(self, offset: int) -> int:
+        """When min.compaction.lag.ms lets the segment with an offset go."""
+        return self._times_ms[bisect_right(self._first_offsets, offset) - 1]
+
+    def winner_ms(self, offset: int | None) -> int | None:
+        """When the record with an offset may be compacted, where that is known."""
+        if offset is None:
+            return None
+        index = bisect_right(self._first_offsets, offset) - 1
+        return max(self._times_ms[index], self._segments[index].seals_ms or 0) or None

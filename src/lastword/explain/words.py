@@ -1,0 +1,112 @@
+"""Verdicts in words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from lastword.compaction.plan import PartitionPlan
+from lastword.config import TopicSettings
+from lastword.explain.model import Verdict
+
+_BEATS = {
+    "offset": "a newer record of its key",
+    "first": "an older record of its key, and the first one wins",
+    "timestamp": "a record of its key with a later timestamp, or newer with the same",
+    "header": "a record of its key with a higher version, or newer with the same",
+}
+_WINS = {
+    "offset": "the newest record of its key",
+    "first": "the first record of its key",
+    "timestamp": "the record of its key with the latest timestamp",
+    "header": "the record of its key with the highest version",
+}
+
+
+def reason(verdict: Verdict, settings: TopicSettings, *, is_tombstone: bool) -> str:
+    """Why a record goes or stays, as a clause."""
+    match verdict.rule:
+        case "below the log start":
+            said = "below the log start: it has been deleted"
+        case "beaten":
+            said = f"beaten by offset {verdict.beaten_by}, {_BEATS[settings.compaction_strategy]}"
+            if is_tombstone and settings.compaction_strategy == "first":
+                said += "; a tombstone behind an older record has no effect"
+        case "expired tombstone":
+            said = "a tombstone that has expired, that an earlier run has passed and that no reader needs"
+        case "too old":
+            said = f"older than retention.ms={settings.retention_ms}"
+        case "last word" if verdict.beaten_by is not None:
+            said = "nothing that may be compacted yet beats it"
+        case "last word":
+            said = _WINS[settings.compaction_strategy]
+        case "tombstone" if verdict.beaten_by is not None:
+            said = "a tombstone that nothing that may be compacted yet beats"
+        case "tombstone":
+            said = f"a tombstone, {_WINS[settings.compaction_strategy]}"
+        case "no key":
+            said = "it has no key, so nothing replaces it"
+        case "not compacted":
+            said = "the topic is not compacted: records don't replace each other"
+        case "not in the run":
+            said = "only in the WAL" if verdict.waits_for == "sealing" else "held back"
+    waits = _waits(verdict, settings)
+    return f"{said}; {waits}" if waits else said
+
+
+def _waits(verdict: Verdict, settings: TopicSettings) -> str | None:
+    until = "" if verdict.until_ms is None else f" {_time(verdict.until_ms)}"
+    later = f", then offset {verdict.beaten_by} beats it" if verdict.beaten_by is not None else ""
+    match verdict.waits_for:
+        case None:
+            return None
+        case "a run":
+            return "it would go, but there is no run" if verdict.rule != "below the log start" else None
+        case "min.rewrite.ratio":
+            return f"its segment has too little garbage to be rewritten, min.rewrite.ratio={settings.min_rewrite_ratio}"
+        case "sealing":
+            return f"it waits to be sealed, at the latest{until or ' when the WAL rolls'}{later}"
+        case "min.compaction.lag.ms":
+            return f"records up to it are younger than min.compaction.lag.ms until{until or ' later'}{later}"
+        case "newer record":
+            return f"offset {verdict.beaten_by} beats it as soon as that may be compacted{until and ', from' + until + ' on'}"
+        case "retention.ms":
+            return f"it is too old from{until} on, by retention.ms"
+        case "first run":
+            if verdict.until_ms is None:
+                return f"no run has passed it yet{later}"
+            return f"this is the first run that passes it: it may go from{until} on, with a later run{later}"
+        case "expiry":
+            return f"it expires{until}{later}" if until else f"it has no deadline yet{later}"
+        case "late records":
+            return f"an older version of its key may lie in what can't be compacted yet{later}"
+        case "reader":
+            names = ", ".join(f"{each.reader!r} is at {each.position}" for each in verdict.readers)
+            longest = f", at the longest until{until}" if until else ""
+            return f"it waits for readers ({names}){longest}{later}"
+
+
+def not_due(
+    plan: PartitionPlan | None, settings: TopicSettings, *, has_segments: bool, as_worker: bool
+) -> str:
+    """Why there is no run."""
+    if not settings.compacts:
+        return "the topic is not compacted, and it has too few small segments to join"
+    if plan is None:
+        if has_segments:
+            return f"everything is held back by min.compaction.lag.ms={settings.min_compaction_lag_ms}"
+        return "nothing is sealed"
+    dirty = any(segment.last_offset >= plan.positions.first_dirty for segment in plan.segments)
+    if dirty and as_worker:
+        return (
+            f"the dirty ratio {plan.dirty_ratio:.2f} is below "
+            f"min.cleanable.dirty.ratio={settings.min_cleanable_dirty_ratio}"
+        )
+    return "nothing that may be compacted is dirty, and no tombstone may go"
+
+
+def _time(timestamp_ms: int) -> str:
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

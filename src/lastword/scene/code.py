@@ -1,0 +1,100 @@
+"""The steps of a run as code that can be read at a glance. Frames name its lines by their ids.
+
+It says what the kernels do, not how: segments are walked as in compaction/survivors.py, a record is decided about by
+the order of the rules, files are swapped by one commit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NEWEST_WINS = [
+    ("find.start", "def find_winners(segments):"),
+    ("find.set", "    seen = set()"),
+    ("find.segment", "    for segment in reversed(segments):"),
+    ("find.record", "        for record in reversed(segment):"),
+    ("find.no_key", "            if record.key is None: continue"),
+    ("find.lost", "            if record.key in seen: record.beaten = True"),
+    ("find.clean", "            elif is_clean(segment): pass  # no key is there twice"),
+    ("find.won", "            else: seen.add(record.key)"),
+]
+_OLDEST_WINS = [
+    ("find.start", "def find_winners(segments):"),
+    ("find.set", "    seen = set()"),
+    ("find.segment", "    for segment in segments:"),
+    ("find.record", "        for record in segment:"),
+    ("find.no_key", "            if record.key is None: continue"),
+    ("find.lost", "            if record.key in seen: record.beaten = True"),
+    ("find.won", "            else: seen.add(record.key)"),
+]
+_BEST_VERSION_WINS = [
+    ("find.start", "def find_winners(segments):"),
+    ("find.set", "    best = {}"),
+    ("find.segment", "    for segment in segments:"),
+    ("find.record", "        for record in segment:"),
+    ("find.no_key", "            if record.key is None: continue"),
+    ("find.lost", "            if version(record) < version(best.get(record.key)): record.beaten = True"),
+    ("find.won", "            else: best[record.key] = record"),
+]
+_DECIDE = [
+    ("decide.start", "def stays(record):"),
+    ("decide.log_start", "    if record.offset < log_start: return False"),
+    ("decide.beaten", "    if record.beaten: return segment.spared"),
+    ("decide.tombstone", "    if record.value is None and may_go(record): return False"),
+    ("decide.too_old", "    if age(record) > retention_ms: return False"),
+    ("decide.stays", "    return True"),
+]
+_TOMBSTONE = [
+    ("tombstone.start", "def may_go(tombstone):"),
+    ("tombstone.first", "    if first_run_that_passes(tombstone): return False"),
+    ("tombstone.expiry", "    if now < tombstone.deadline: return False"),
+    (
+        "tombstone.reader",
+        "    if any(reader.position <= tombstone.offset for reader in active): return False",
+    ),
+    ("tombstone.late", "    return not older_versions_may_come(tombstone)"),
+]
+_REWRITE = [
+    ("rewrite.start", "def rewrite(segments):"),
+    ("rewrite.as_it_is", "    if loses_nothing(segments): return segments"),
+    ("rewrite.write", "    return write(record for record in segments if stays(record))"),
+    ("commit.start", "def commit(out, new):"),
+    ("commit.swap", "    table.swap(out, new, positions)  # one snapshot: all of it, or nothing"),
+]
+
+
+def listing(strategy: str) -> list[dict[str, Any]]:
+    """The code for a strategy, function by function."""
+    find = {"offset": _NEWEST_WINS, "first": _OLDEST_WINS}.get(strategy, _BEST_VERSION_WINS)
+    titles = {
+        "find the winners": find,
+        "decide": _DECIDE,
+        "a tombstone's end": _TOMBSTONE,
+        "rewrite and commit": _REWRITE,
+    }
+    return [
+        {"title": title, "lines": [{"id": line_id, "code": code} for line_id, code in lines]}
+        for title, lines in titles.items()
+    ]
+
+
+def line_of(record: dict[str, Any]) -> str:
+    """The line that decides about a record, by its verdict."""
+    waits_for = record["waits_for"]
+    match record["rule"]:
+        case "below the log start":
+            return "decide.log_start"
+        case "beaten":
+            return "decide.beaten"
+        case "expired tombstone":
+            return "decide.tombstone"
+        case "too old":
+            return "decide.too_old"
+        case "tombstone":
+            return {
+                "first run": "tombstone.first",
+                "expiry": "tombstone.expiry",
+                "reader": "tombstone.reader",
+                "late records": "tombstone.late",
+            }[waits_for]
+    return "decide.stays"

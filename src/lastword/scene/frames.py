@@ -1,0 +1,309 @@
+"""A picture of a partition, and the frames of a compaction run.
+
+`rehearse` gives the frames up to the decision about each record, from what the engine would do now, and changes
+nothing. Then somebody compacts: this process, or a worker elsewhere. `finish` adds the frames of what was really
+committed, read from the snapshots, and the picture afterwards. `perform` does all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+from lastword.compaction.unit import Unit
+from lastword.errors import InvalidError
+from lastword.explain import PartitionExplanation, Question, explain_partition
+from lastword.explain.data import beginning, record_data
+from lastword.log import Log
+from lastword.reader import to_records
+from lastword.record_json import json_bytes
+from lastword.scene import code
+from lastword.scene.walk import WalkStep, walk
+from lastword.segments.table import Segment, Snapshot
+from lastword.topic import Topic
+
+MAX_RECORDS = 500
+"""Of a partition that can be watched."""
+
+Data = dict[str, Any]
+
+
+def picture(log: Log, name: str, partition: int = 0) -> Data:
+    """A partition as it is: its segments with their records, each with what the next run does to it; its state.
+
+    InvalidError if it has more than MAX_RECORDS records.
+    """
+    topic = log.topic(name)
+    return _picture(log, topic, _explained(log, topic, partition, []))
+
+
+def rehearse(log: Log, name: str, partition: int = 0) -> Data:
+    """The frames of the run that would be made now, up to the decisions; nothing is changed."""
+    topic = log.topic(name)
+    steps: list[WalkStep] = []
+    explained = _explained(log, topic, partition, steps)
+    before = _picture(log, topic, explained)
+    records = {each["offset"]: each for segment in before["segments"] for each in segment["records"]}
+    frames = [*_seal_frames(before), *_find_frames(steps, records), *_decide_frames(before)]
+    return {
+        "topic": name,
+        "partition": partition,
+        "strategy": topic.settings.compaction_strategy,
+        "code": code.listing(topic.settings.compaction_strategy),
+        "due": explained.due,
+        "not_due": explained.not_due,
+        "before": before,
+        "frames": _numbered(frames) if explained.due else [],
+        "committed": None,
+        "after": None,
+    }
+
+
+def finish(log: Log, rehearsed: Data) -> Data:
+    """A rehearsed run with the frames of what has been committed since, and the picture afterwards."""
+    topic = log.topic(rehearsed["topic"])
+    partition: int = rehearsed["partition"]
+    commit = _commit_since(topic, rehearsed["before"]["snapshot_id"], partition)
+    after = picture(log, topic.name, partition)
+    if commit is None:
+        return {**rehearsed, "after": after}
+    before_commit, committed = commit
+    segments = [topic.table.plan(each, partition) for each in commit]
+    frames = [
+        *rehearsed["frames"],
+        *_rewrite_frames(segments[0], segments[1], after),
+        _commit_frame(before_commit, committed, partition),
+        *_later_frames(after),
+    ]
+    return {
+        **rehearsed,
+        "frames": _numbered(frames),
+        "committed": {"snapshot_id": committed.id, "details": dict(committed.details)},
+        "after": after,
+    }
+
+
+def perform(log: Log, name: str, partition: int = 0) -> Data:
+    """Seal and compact a partition, really, and give the frames of it."""
+    rehearsed = rehearse(log, name, partition)
+    log.compact([name], partitions=[partition], seal=True, asked_for=True)
+    return finish(log, rehearsed)
+
+
+# ---------------------------------------------------------------------------------------------- the picture
+
+
+def _explained(log: Log, topic: Topic, partition: int, steps: list[WalkStep]) -> PartitionExplanation:
+    def watch(unit: Unit) -> None:
+        if unit.keyed and unit.records <= MAX_RECORDS:
+            steps.extend(walk(unit))
+
+    question = Question(limit=MAX_RECORDS)
+    with closing(topic.partition_reader(partition)) as reader:
+        explained = explain_partition(reader, topic.known(partition), question, log.clock.now_ms, watch)
+    if explained.next_offset is not None:
+        raise InvalidError(
+            f"Partition {partition} of {topic.name!r} has more than {MAX_RECORDS} records; "
+            f"the scene shows no more than that."
+        )
+    return explained
+
+
+def _picture(log: Log, topic: Topic, explained: PartitionExplanation) -> Data:
+    segments: dict[str, Data] = {}
+    for record in explained.records:
+        place = record.place
+        segment = segments.setdefault(
+            place.file,
+            {
+                "kind": place.kind,
+                "file": place.file,
+                "first_offset": place.first_offset,
+                "last_offset": place.last_offset,
+                "records": [],
+            },
+        )
+        segment["records"].append(record_data(record))
+    return {
+        "topic": topic.name,
+        "partition": explained.partition,
+        "now_ms": log.clock.now_ms(),
+        "snapshot_id": topic.table.snapshot().id,
+        "log_start": explained.log_start,
+        "first_dirty": explained.first_dirty,
+        "sealed_end": explained.sealed_end,
+        "log_end": explained.log_end,
+        "segments": list(segments.values()),
+        "state": _state(topic),
+    }
+
+
+def _state(topic: Topic) -> list[Data]:
+    """What a consumer knows that has read everything: the last word on each key."""
+    return [
+        {
+            "partition": record.partition,
+            "offset": record.offset,
+            **json_bytes("key", record.key),
+            **json_bytes("value", beginning(record.value, len(record.value or b""))),
+        }
+        for records in topic.state().to_batches()
+        for record in to_records(records)
+    ]
+
+
+# ----------------------------------------------------------------------------------------------- the frames
+
+
+def _numbered(frames: Sequence[Data]) -> list[Data]:
+    return [{**frame, "index": index} for index, frame in enumerate(frames)]
+
+
+def _seal_frames(before: Data) -> Iterator[Data]:
+    for segment in before["segments"]:
+        if segment["kind"].startswith("wal"):
+            yield {
+                "phase": "seal",
+                "line": None,
+                "file": segment["file"],
+                "offsets": [record["offset"] for record in segment["records"]],
+                "text": f"{segment['file']} is sealed: it becomes a segment of the table.",
+            }
+
+
+def _find_frames(steps: Sequence[WalkStep], records: dict[int, Data]) -> Iterator[Data]:
+    if steps:
+        yield {"phase": "find", "line": "find.set", "text": "No key has been seen yet.", "keys_seen": 0}
+    keys_seen = 0
+    for step in steps:
+        record = records[step.offset]
+        if not step.has_key:
+            line, text = "find.no_key", f"Offset {step.offset} has no key: it competes with nobody."
+        elif step.leads and step.overtakes is None and step.keys_seen == keys_seen:
+            line, text = "find.clean", f"Offset {step.offset} wins its key; it is in a clean segment."
+        elif step.leads:
+            line, text = "find.won", f"Offset {step.offset} wins its key, as far as has been looked."
+        else:
+            line, text = "find.lost", f"Offset {step.offset} is beaten."
+        yield {
+            "phase": "find",
+            "line": line,
+            "offset": step.offset,
+            "wins": step.leads,
+            "overtakes": step.overtakes,
+            "adds_key": step.keys_seen > keys_seen,
+            "keys_seen": step.keys_seen,
+            **{name: record[name] for name in ("key", "key_base64") if name in record},
+            "text": text,
+        }
+        keys_seen = step.keys_seen
+
+
+def _decide_frames(before: Data) -> Iterator[Data]:
+    for segment in before["segments"]:
+        for record in segment["records"]:
+            yield {
+                "phase": "decide",
+                "line": code.line_of(record),
+                "offset": record["offset"],
+                "goes": record["goes"],
+                "rule": record["rule"],
+                "beaten_by": record["beaten_by"],
+                "until_ms": record["until_ms"],
+                "text": f"Offset {record['offset']} {'goes' if record['goes'] else 'stays'}: {record['reason']}.",
+            }
+
+
+def _rewrite_frames(before: Sequence[Segment], now: Sequence[Segment], after: Data) -> Iterator[Data]:
+    """Which files went and which came, by what the two snapshots name."""
+    kept = {segment.path for segment in before} & {segment.path for segment in now}
+    left = {
+        segment["file"]: [record["offset"] for record in segment["records"]] for segment in after["segments"]
+    }
+    added = [segment for segment in now if segment.path not in kept]
+    for segment in before:
+        if segment.path in kept:
+            yield {
+                "phase": "rewrite",
+                "line": "rewrite.as_it_is",
+                "out": [],
+                "new": None,
+                "file": segment.path,
+                "text": f"The segment with offsets {_span(segment)} stays as it is.",
+            }
+    gone = [segment for segment in before if segment.path not in kept]
+    for group, new in _grouped(gone, added):
+        spans = " and ".join(_span(each) for each in group)
+        yield {
+            "phase": "rewrite",
+            "line": "rewrite.write",
+            "out": [each.path for each in group],
+            "new": None
+            if new is None
+            else {"file": new.path, "records": new.records, "offsets": left.get(new.path, [])},
+            "text": f"Of the segments with offsets {spans} nothing is left."
+            if new is None
+            else f"What stays of {spans} is written to a new segment: {new.records} records.",
+        }
+
+
+def _grouped(
+    gone: Sequence[Segment], added: Sequence[Segment]
+) -> Iterator[tuple[list[Segment], Segment | None]]:
+    """The segments that went, with the one that has what is left of them."""
+    rest = list(gone)
+    for new in added:
+        own = [each for each in rest if each.first_offset <= new.last_offset]
+        rest = [each for each in rest if each not in own]
+        yield own, new
+    if rest:
+        yield rest, None
+
+
+def _span(segment: Segment) -> str:
+    return f"{segment.first_offset} to {segment.last_offset}"
+
+
+def _commit_frame(before: Snapshot, committed: Snapshot, partition: int) -> Data:
+    was, now = before.positions[partition], committed.positions[partition]
+    return {
+        "phase": "commit",
+        "line": "commit.swap",
+        "snapshot_id": committed.id,
+        "parent_id": committed.parent_id,
+        "details": dict(committed.details),
+        "first_dirty": {"before": was.first_dirty, "after": now.first_dirty},
+        "text": f"One commit makes all of it real: snapshot {committed.id}.",
+    }
+
+
+def _later_frames(after: Data) -> Iterator[Data]:
+    """Tombstones that are left: when they may go."""
+    for segment in after["segments"]:
+        for record in segment["records"]:
+            if record["rule"] == "tombstone":
+                yield {
+                    "phase": "later",
+                    "line": code.line_of(record),
+                    "offset": record["offset"],
+                    "until_ms": record["until_ms"],
+                    "text": f"Offset {record['offset']} is {record['reason']}.",
+                }
+
+
+def _commit_since(topic: Topic, snapshot_id: int | None, partition: int) -> tuple[Snapshot, Snapshot] | None:
+    """The last compaction of a partition since a snapshot, and the snapshot that it was made on."""
+    history = topic.history()
+    by_id = {each.id: each for each in history}
+    ids = [each.id for each in history]
+    since = history[ids.index(snapshot_id) + 1 :] if snapshot_id in ids else history
+    for snapshot in reversed(since):
+        parent = by_id.get(snapshot.parent_id)
+        if (
+            snapshot.operation == "compact"
+            and parent is not None
+            and parent.positions[partition].last_run != snapshot.positions[partition].last_run
+        ):
+            return parent, snapshot
+    return None

@@ -1,0 +1,166 @@
+"""Alice, bob and carol: a story on a log of its own, told step by step, with a clock that can be moved.
+
+Each step does something to the log, really, and gives a picture or the frames of a run. Between the steps, and
+after them, anything else can be done: append, compact, move the clock. The log is in a temporary folder, which goes
+with the story.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import lastword.log
+from lastword.clock import Clock, SystemClock
+from lastword.errors import InvalidError
+from lastword.record import NewRecord
+from lastword.scene.frames import Data, perform, picture
+
+TOPIC = "users"
+DELETE_RETENTION_MS = 60 * 60 * 1000
+
+_CONFIG: dict[str, object] = {
+    "compaction.service.factory": "lastword.compaction.inline:InlineCompactionServiceFactory",
+    "wal.sync": "none",
+}
+_TOPIC_CONFIG: dict[str, object] = {
+    "cleanup.policy": "compact",
+    "delete.retention.ms": DELETE_RETENTION_MS,
+    "message.timestamp.after.max.ms": 2**53,
+}
+
+
+class MovableClock:
+    """The machine's time, put forward by as much as somebody has moved it."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms() + self.ahead_ms
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        self._clock.sleep_ms(duration_ms)
+
+    def move(self, duration_ms: int) -> None:
+        if duration_ms < 0:
+            raise InvalidError(f"the clock can't be moved by {duration_ms} ms; it only goes forward")
+        self.ahead_ms += duration_ms
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    title: str
+    text: str
+    do: Callable[[Story], Data]
+
+
+class Story:
+    """A log with the topic `users`, and the steps of the story. Close it, or use it in a `with` statement."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = MovableClock(clock)
+        self._folder = tempfile.TemporaryDirectory(prefix="lastword-story-")
+        self.log = lastword.log.open(self._folder.name, config=_CONFIG, clock=self.clock)
+        self.topic = self.log.create_topic(TOPIC, config=_TOPIC_CONFIG)
+        self._told = 0
+
+    def close(self) -> None:
+        self.log.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------ what is told
+
+    @property
+    def steps(self) -> list[dict[str, str]]:
+        """The titles and the texts of all steps."""
+        return [{"title": each.title, "text": each.text} for each in _STEPS]
+
+    @property
+    def told(self) -> int:
+        """How many steps have been done."""
+        return self._told
+
+    def advance(self) -> Data:
+        """Do the next step: its number, title and text, and either `picture` or `run` (its frames)."""
+        if self._told == len(_STEPS):
+            raise InvalidError(f"the story is told: it has {len(_STEPS)} steps")
+        step = _STEPS[self._told]
+        done = step.do(self)
+        self._told += 1
+        return {"step": self._told, "steps": len(_STEPS), "title": step.title, "text": step.text, **done}
+
+    # ---------------------------------------------------------------------------------------- what can be done
+
+    def picture(self) -> Data:
+        return {"picture": picture(self.log, TOPIC), "clock_ahead_ms": self.clock.ahead_ms}
+
+    def produce(self, *records: tuple[str | None, str | None]) -> Data:
+        """Append records, given as keys and values; a value of None deletes the key."""
+        self.topic.append_many(
+            NewRecord(
+                key=None if key is None else key.encode(), value=None if value is None else value.encode()
+            )
+            for key, value in records
+        )
+        return self.picture()
+
+    def seal(self) -> Data:
+        self.topic.seal()
+        return self.picture()
+
+    def compact(self) -> Data:
+        """Seal and compact, really: `run` has the frames of it."""
+        return {"run": perform(self.log, TOPIC), "clock_ahead_ms": self.clock.ahead_ms}
+
+    def move_clock(self, duration_ms: int) -> Data:
+        self.clock.move(duration_ms)
+        return self.picture()
+
+
+_STEPS: tuple[_Step, ...] = (
+    _Step(
+        "Three users",
+        "A producer writes where alice, bob and carol live. Each record goes to the end of the log.",
+        lambda story: story.produce(("alice", "Oslo"), ("bob", "Rome"), ("carol", "Lima")),
+    ),
+    _Step(
+        "Sealed",
+        "The WAL file is full or old enough: it is sealed, and becomes a segment of the table.",
+        lambda story: story.seal(),
+    ),
+    _Step(
+        "They move",
+        "alice moves, then bob, then alice again. The log grows; what a consumer knows does not.",
+        lambda story: story.produce(("alice", "Bergen"), ("bob", "Milan"), ("alice", "Paris")),
+    ),
+    _Step(
+        "carol leaves",
+        "A record without a value, a tombstone, deletes carol. Readers must see it, so it is a record like others.",
+        lambda story: story.produce(("carol", None)),
+    ),
+    _Step(
+        "The first pass",
+        "Compaction keeps the last word on each key. The tombstone stays: this run gives it its deadline.",
+        lambda story: story.compact(),
+    ),
+    _Step(
+        "An hour later",
+        "delete.retention.ms is over: whoever reads the log has had the time to see that carol is gone.",
+        lambda story: story.move_clock(DELETE_RETENTION_MS),
+    ),
+    _Step(
+        "The second pass",
+        "Now the tombstone goes too. Nothing in the log speaks of carol any more, and the state is what it was.",
+        lambda story: story.compact(),
+    ),
+)

@@ -1,0 +1,35 @@
+"""Topics as Spark DataFrames, batch and streaming, in and out. Python only: no jar.
+
+    import lastword.spark
+
+    lastword.spark.register(spark)
+    users = spark.read.format("lastword").option("path", folder).option("topic", "users").option("view", "state").load()
+
+options.py   what a user may say
+filters.py   what Spark's filters mean for which files are opened
+tasks.py     what executors are given, and how they read it
+plan.py      from a topic, options and filters to tasks
+winners.py   the state view: which rows are the newest of their keys
+batch.py     batch reads
+stream.py    streaming reads
+sink.py      batch and streaming writes
+source.py    what Spark is told of all this
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FORMAT = "lastword"
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format "lastword" known to a Spark session, and let Spark push filters down to it."""
+    from lastword.spark.source import LastwordSource
+
+    # Without it Spark refuses sources that take filters.
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(LastwordSource)

@@ -1,0 +1,35 @@
+"""Batch reads: planned once, on the driver; read by tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from lastword.spark import tasks
+from lastword.spark.filters import EVERYTHING, wanted
+from lastword.spark.options import ReadOptions
+from lastword.spark.plan import plan_batch
+from lastword.spark.schema import arrow_schema
+
+
+class BatchReader(DataSourceReader):
+    """A batch read. Spark takes it to executors after `partitions` was called."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = arrow_schema(schema)
+        self._wanted = EVERYTHING
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        # All go back to Spark as well: what is left out here is only what surely does not match.
+        self._wanted = wanted(filters)
+        return filters
+
+    def partitions(self) -> list[InputPartition]:
+        return plan_batch(self._options, self._wanted)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return tasks.read(partition, self._schema, self._wanted)

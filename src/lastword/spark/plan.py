@@ -1,0 +1,282 @@
+"""From a topic, the options and Spark's filters to tasks. Segments that can't have a matching row get no task."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from pyspark.sql.datasource import InputPartition
+
+from lastword import timetravel
+from lastword.clock import new_uuid
+from lastword.errors import InvalidError, OffsetOutOfRangeError, UnavailableError
+from lastword.leases import Lease, LeaseKeeper
+from lastword.log import Log
+from lastword.reader import ATTEMPTS, PartitionReader
+from lastword.segments.table import SegmentGoneError
+from lastword.spark import winners
+from lastword.spark.filters import Wanted
+from lastword.spark.opened import opened
+from lastword.spark.options import Bound, ReadOptions
+from lastword.spark.tasks import EmptyTask, Pin, SealedPart, SealedTask, TailTask
+from lastword.timetravel import View
+from lastword.topic import Topic
+from lastword.wal.reader import OffsetGoneError
+
+TASKS_A_CORE: Final = 2
+MIN_SPLIT_BYTES: Final = 4 << 20
+"""A read that is smaller than `split.bytes` for each core is cut so that all have work, but not below this."""
+
+WAIT_MS: Final = 600_000
+"""For so long files are kept for tasks that have not begun yet, whatever snapshot.retention.ms is."""
+
+
+def plan_batch(options: ReadOptions, wanted: Wanted) -> list[InputPartition]:
+    """The tasks of a batch read."""
+    log = opened(options.where)
+    topic = log.topic(options.where.topic)
+    _check_as_of(topic, options)
+    with ExitStack() as stack:
+        readers = [stack.enter_context(closing(reader)) for reader in topic.partition_readers()]
+        if options.view == "state":
+            tasks = _plan_state(log, topic, readers, options, wanted)
+        else:
+            tasks = _plan_records(log, topic, readers, options, wanted)
+    return tasks or [EmptyTask()]
+
+
+def _plan_records(
+    log: Log, topic: Topic, readers: Sequence[PartitionReader], options: ReadOptions, wanted: Wanted
+) -> list[InputPartition]:
+    _check_partitions(topic, options.start)
+    _check_partitions(topic, options.end)
+    views: dict[int, View] = {}
+    for reader in readers:
+        if wanted.partition(reader.partition):
+            view = _view(reader, options)
+            views[reader.partition] = replace(
+                view,
+                start=_offset_of(reader, view, options.start, "start", view.start),
+                end=_offset_of(reader, view, options.end, "end", view.end),
+            )
+    follows = options.as_of is None and options.end == Bound()
+    return plan_ranges(log, topic, readers, views, options, wanted, follows_compaction=follows)
+
+
+def first_offsets(topic: Topic, options: ReadOptions) -> dict[int, int]:
+    """Where a read of each partition begins."""
+    _check_partitions(topic, options.start)
+    found = {}
+    for reader in topic.partition_readers():
+        with closing(reader):
+            view = timetravel.view_now(reader)
+            found[reader.partition] = _offset_of(reader, view, options.start, "start", view.start)
+    return found
+
+
+def plan_ranges(
+    log: Log,
+    topic: Topic,
+    readers: Sequence[PartitionReader],
+    views: Mapping[int, View],
+    options: ReadOptions,
+    wanted: Wanted,
+    *,
+    follows_compaction: bool = False,
+    on_data_loss: Literal["fail", "skip"] = "skip",
+) -> list[InputPartition]:
+    """Tasks for a range of offsets of each partition."""
+    parts: list[SealedPart] = []
+    tails: list[InputPartition] = []
+    for partition, view in views.items():
+        if view.start >= view.end:
+            continue
+        parts += [
+            SealedPart(segment=segment, start=view.start, end=view.end)
+            for segment in timetravel.sealed_segments(readers[partition], view)
+            if wanted.segment(segment)
+        ]
+        first = max(view.start, view.snapshot.positions[partition].sealed_end)
+        if first < view.end and first <= wanted.last_offset and view.end > wanted.first_offset:
+            tails.append(
+                TailTask(
+                    where=options.where,
+                    topic_id=topic.id.hex,
+                    partition=partition,
+                    start=first,
+                    end=view.end,
+                    follows_compaction=follows_compaction,
+                    on_data_loss=on_data_loss,
+                )
+            )
+    return [*_sealed_tasks(log, topic, readers, parts, views.values(), options), *tails]
+
+
+def _plan_state(
+    log: Log, topic: Topic, readers: Sequence[PartitionReader], options: ReadOptions, wanted: Wanted
+) -> list[InputPartition]:
+    for _ in range(ATTEMPTS):
+        views = [_view(reader, options) for reader in readers]
+        with ExitStack() as stack:
+            for reader, view in zip(readers, views, strict=True):
+                stack.enter_context(reader.pin(view.snapshot))
+            try:
+                found = winners.find(readers, views, topic.settings, wanted.keys)
+            except (SegmentGoneError, OffsetGoneError):
+                # Sealing or retention moved the records meanwhile: look again.
+                continue
+            return _state_tasks(log, topic, readers, found, options, wanted)
+    raise UnavailableError(f"The topic {topic.name!r} changed {ATTEMPTS} times while its state was read.")
+
+
+def _state_tasks(
+    log: Log,
+    topic: Topic,
+    readers: Sequence[PartitionReader],
+    found: Sequence[winners.PartitionWinners],
+    options: ReadOptions,
+    wanted: Wanted,
+) -> list[InputPartition]:
+    parts: list[SealedPart] = []
+    tails: list[InputPartition] = []
+    for partition, own in enumerate(found):
+        view = own.view
+        for rows, mask in zip(own.sealed, own.masks, strict=False):
+            if mask.any() and wanted.segment(rows.segment):
+                packed = np.packbits(mask).tobytes()
+                parts.append(SealedPart(segment=rows.segment, start=view.start, end=view.end, mask=packed))
+        won = own.tail.offsets[own.masks[-1].view(np.bool_)]
+        if len(won) and wanted.partition(partition):
+            tails.append(
+                TailTask(
+                    where=options.where,
+                    topic_id=topic.id.hex,
+                    partition=partition,
+                    start=int(won[0]),
+                    end=int(won[-1]) + 1,
+                    winners=won.tobytes(),
+                )
+            )
+    views = [each.view for each in found]
+    return [*_sealed_tasks(log, topic, readers, parts, views, options), *tails]
+
+
+def _sealed_tasks(
+    log: Log,
+    topic: Topic,
+    readers: Sequence[PartitionReader],
+    parts: Sequence[SealedPart],
+    views: Iterable[View],
+    options: ReadOptions,
+) -> list[InputPartition]:
+    if not parts:
+        return []
+    snapshot_ids = sorted({view.snapshot.id for view in views if view.snapshot.id is not None})
+    for each in snapshot_ids:
+        _keep_for_a_while(log, topic, each)
+    pin = Pin(
+        data_folder=str(log.path),
+        topic_id=topic.id.hex,
+        snapshot_ids=tuple(snapshot_ids),
+        ttl_ms=log.config.lease_ttl_ms,
+    )
+    files = readers[0].table.files
+    return [
+        SealedTask(files=files, parts=tuple(group), pin=pin) for group in _grouped(parts, options.split_bytes)
+    ]
+
+
+def _grouped(parts: Sequence[SealedPart], split_bytes: int) -> Iterator[list[SealedPart]]:
+    """Parts in groups of about one size: small ones together, large ones cut at offsets."""
+    total_bytes = sum(part.segment.size_bytes for part in parts)
+    even_bytes = -(-total_bytes // (TASKS_A_CORE * (os.cpu_count() or 1)))
+    most_bytes = min(split_bytes, max(even_bytes, MIN_SPLIT_BYTES))
+    group: list[SealedPart] = []
+    size_bytes = 0
+    for part in parts:
+        for cut, cut_bytes in _cut(part, most_bytes):
+            # Rather a little more than it should be than a small rest for one more task.
+            if group and size_bytes + cut_bytes // 2 > most_bytes:
+                yield group
+                group, size_bytes = [], 0
+            group.append(cut)
+            size_bytes += cut_bytes
+    if group:
+        yield group
+
+
+def _cut(part: SealedPart, most_bytes: int) -> Iterator[tuple[SealedPart, int]]:
+    segment = part.segment
+    start, end = max(part.start, segment.first_offset), min(part.end, segment.last_offset + 1)
+    share = (end - start) / (segment.last_offset + 1 - segment.first_offset)
+    pieces = max(1, min(round(segment.size_bytes * share / most_bytes), end - start))
+    bounds = [start + (end - start) * index // pieces for index in range(pieces + 1)]
+    for first, last in pairwise(bounds):
+        yield replace(part, start=first, end=last), int(segment.size_bytes * share / pieces)
+
+
+def _keep_for_a_while(log: Log, topic: Topic, snapshot_id: int) -> None:
+    """A lease that nobody renews: from the plan until the tasks take their own."""
+    keeper = LeaseKeeper(Path(log.path), log.clock, WAIT_MS)
+    lease = Lease(
+        id=new_uuid().hex[:16],
+        topic_id=topic.id.hex,
+        job="spark",
+        snapshot_id=snapshot_id,
+        expires_ms=log.clock.now_ms() + WAIT_MS,
+    )
+    try:
+        keeper.write(lease)
+    except OSError:
+        # A folder that may only be read; snapshot.retention.ms must do.
+        return
+
+
+def _view(reader: PartitionReader, options: ReadOptions) -> View:
+    if options.as_of is None:
+        return timetravel.view_now(reader)
+    return timetravel.view_as_of(reader, options.as_of)
+
+
+def _offset_of(reader: PartitionReader, view: View, bound: Bound, name: str, default: int) -> int:
+    """Where a partition's read begins or ends."""
+    if bound.time_ms is not None:
+        return min(reader.offset_for_time(bound.time_ms), view.end)
+    match bound.offsets:
+        case "earliest":
+            return view.start
+        case "latest":
+            return view.end
+        case int() as offset:
+            return min(max(offset, view.start), view.end)
+        case None:
+            return default
+        case given:
+            offset = given.get(reader.partition, default)
+            if not view.start <= offset <= view.end:
+                raise OffsetOutOfRangeError(
+                    f"option {name!r}: offset {offset} of partition {reader.partition} is out of range; allowed: "
+                    f"{view.start} (log start) to {view.end} (log end)"
+                )
+            return offset
+
+
+def _check_partitions(topic: Topic, bound: Bound) -> None:
+    if isinstance(bound.offsets, Mapping) and (unknown := set(bound.offsets) - set(range(topic.partitions))):
+        raise InvalidError(
+            f"topic {topic.name!r} has no partition {min(unknown)}; it has 0 to {topic.partitions - 1}"
+        )
+
+
+def _check_as_of(topic: Topic, options: ReadOptions) -> None:
+    if options.as_of is not None and options.as_of.offset is not None and topic.partitions > 1:
+        raise InvalidError(
+            f"option 'as.of' is {options.as_of.offset}: {topic.name!r} has {topic.partitions} partitions, and an "
+            f"offset is one of a partition; give a time or snapshot:ID"
+        )

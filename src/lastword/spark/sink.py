@@ -1,0 +1,195 @@
+"""Writes: tasks stage record batches in the data folder, the driver has them appended as one unit.
+
+1. each task makes record batches of its rows and writes them to a file of its own, synced. Tasks that fail, or that
+   Spark runs twice, leave files that no commit names;
+2. when all are done, the driver names their files as one unit (staged.py) and has it appended: by the log's writer if
+   there is one, a server for example, else it is the writer for a moment itself.
+
+A unit is appended exactly once for each sink and number. A streaming query is a sink, by the id in its checkpoint, and
+its micro-batches are numbered: what Spark repeats after a crash is found to be there, or finished. A batch write is a
+sink of its own, unless the options `sink` and `unit` say which: then it can be repeated too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+import lastword
+from lastword import disk
+from lastword.channel import ask
+from lastword.clock import SystemClock, monotonic_s, new_uuid
+from lastword.errors import InvalidError, LockedError
+from lastword.locks import writer_channel
+from lastword.spark.opened import opened
+from lastword.spark.options import Where, WriteOptions
+from lastword.spark.schema import check_writable
+from lastword.staged import Piece, Sink, Unit
+from lastword.steps import reached
+from lastword.topic import Topic
+
+QUERY_ID: Final = "sql.streaming.queryId"
+"""Under this name Spark tells tasks the id that a query keeps over restarts."""
+
+WAIT_S: Final = 60.0
+"""For so long a commit waits for a writer that comes or goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedRows(WriterCommitMessage):
+    """What a task has staged: a file, and which bytes of it are for which partition."""
+
+    sink: str
+    file: str
+    pieces: tuple[tuple[int, Piece], ...] = field(repr=False)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """A batch write."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        _check(schema, overwrite, "mode('append')")
+        self._where = options.where
+        self._once = options.sink is None
+        self._sink = options.sink or f"job-{new_uuid().hex}"
+        self._unit = options.unit or 0
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
+        return stage(self._where, self._sink, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        commit(self._where, self._sink, self._unit, _staged(messages))
+        if self._once:
+            shutil.rmtree(_sink(self._where, self._sink)[1].folder, ignore_errors=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        discard(self._where, self._sink, _staged(messages))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """A streaming write."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        _check(schema, overwrite, "outputMode 'append' or 'update'")
+        self._where = options.where
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
+        context = TaskContext.get()
+        query_id = context.getLocalProperty(QUERY_ID) if context is not None else None
+        if query_id is None:
+            raise InvalidError(
+                "Spark does not say which streaming query this is; it can't be written exactly once"
+            )
+        return stage(self._where, query_id, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        staged = _staged(messages)
+        if staged:
+            commit(self._where, staged[0].sink, batchId, staged)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
+        staged = _staged(messages)
+        if staged:
+            discard(self._where, staged[0].sink, staged)
+
+
+def stage(where: Where, name: str, rows: Iterator[pa.RecordBatch]) -> StagedRows:
+    """Write rows as record batches to a new file of a sink."""
+    topic, sink = _sink(where, name)
+    disk.make_folder(sink.folder)
+    file_name = f"{new_uuid().hex}.batches"
+    pieces: list[tuple[int, Piece]] = []
+    fd = os.open(sink.folder / file_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        position = 0
+        for each in rows:
+            for partition, data in topic.encode_arrow(each):
+                disk.write_all(fd, data)
+                pieces.append((partition, Piece(file_name, position, len(data))))
+                position += len(data)
+        disk.sync_data(fd)
+    finally:
+        os.close(fd)
+    disk.sync_folder(sink.folder)
+    return StagedRows(sink=name, file=file_name, pieces=tuple(_joined(pieces)))
+
+
+def _joined(pieces: Sequence[tuple[int, Piece]]) -> Iterator[tuple[int, Piece]]:
+    """Neighbours of one partition as one piece."""
+    last: tuple[int, Piece] | None = None
+    for partition, piece in pieces:
+        if last is not None and last[0] == partition:
+            last = (partition, last[1]._replace(size_bytes=last[1].size_bytes + piece.size_bytes))
+            continue
+        if last is not None:
+            yield last
+        last = (partition, piece)
+    if last is not None:
+        yield last
+
+
+def commit(where: Where, name: str, number: int, staged: Sequence[StagedRows]) -> None:
+    """Append what tasks have staged, unless that number was appended before."""
+    topic, sink = _sink(where, name)
+    pieces: dict[int, list[Piece]] = {}
+    for each in staged:
+        for partition, piece in each.pieces:
+            pieces.setdefault(partition, []).append(piece)
+    files = [each.file for each in staged]
+    if not pieces:
+        sink.clear(files)
+        return
+    reached("sink.staged")
+    if not sink.propose(Unit(number=number, pieces=pieces)):
+        sink.clear(files)
+    if sink.committed is None or sink.committed < number:
+        _append(where, topic.name, name, number)
+
+
+def _append(where: Where, topic: str, sink: str, number: int) -> None:
+    """Have a unit appended by whoever is the log's writer; nobody: by this process."""
+    folder = Path(where.path)
+    until_s = monotonic_s() + WAIT_S
+    while True:
+        if channel := writer_channel(folder):
+            request = {"do": "append", "topic": topic, "sink": sink, "number": number}
+            if ask(channel, request) is not None:
+                return
+        try:
+            with lastword.open(folder, config=where.config, create=False) as log:
+                log.topic(topic).append_staged(sink, number)
+            return
+        except LockedError:
+            # Somebody has just become the writer, or is it for a moment.
+            if monotonic_s() > until_s:
+                raise
+            SystemClock().sleep_ms(100)
+
+
+def discard(where: Where, name: str, staged: Sequence[StagedRows]) -> None:
+    """Remove what tasks have staged for a write that failed."""
+    _sink(where, name)[1].clear([each.file for each in staged])
+
+
+def _sink(where: Where, name: str) -> tuple[Topic, Sink]:
+    topic = opened(where).topic(where.topic)
+    return topic, Sink(Path(where.path), topic.id, name)
+
+
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
+    return [each for each in messages if isinstance(each, StagedRows)]
+
+
+def _check(schema: StructType, overwrite: bool, instead: str) -> None:
+    if overwrite:
+        raise InvalidError(f"a topic can't be overwritten; use {instead}")
+    check_writable(schema)

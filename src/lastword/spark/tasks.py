@@ -1,0 +1,321 @@
+"""What executors are given, and how they read it: sealed segments from storage, the tail from the WAL.
+
+A task is small: file names, offsets, and for the state view which rows. It is read as Arrow batches in the columns
+that were asked for, a row group at a time, so a task's memory does not depend on its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import InputPartition
+
+from lastword.clock import SystemClock
+from lastword.errors import OffsetOutOfRangeError, StorageError, UnavailableError
+from lastword.leases import LeaseKeeper
+from lastword.record import TimestampType
+from lastword.segments.parquet import FORMAT_KEY, SegmentFiles
+from lastword.segments.raw import RawSegment, RowGroup
+from lastword.segments.table import Segment, SegmentGoneError
+from lastword.spark.filters import EVERYTHING, Wanted
+from lastword.spark.opened import opened
+from lastword.spark.options import Where
+
+BATCH_ROWS: Final = 16 * 1024
+BATCH_BYTES: Final = 8 << 20
+"""Batches that are smaller, by rows and by bytes, are joined before they go to Spark."""
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """What a task leases while it reads, so that no file goes meanwhile."""
+
+    data_folder: str
+    topic_id: str
+    snapshot_ids: tuple[int, ...]
+    ttl_ms: int
+
+    def hold(self) -> AbstractContextManager[object]:
+        """A lease, where the data folder can be reached; else snapshot.retention.ms must do."""
+        if not Path(self.data_folder).is_dir():
+            return nullcontext()
+        keeper = LeaseKeeper(Path(self.data_folder), SystemClock(), self.ttl_ms)
+        try:
+            for each in self.snapshot_ids:
+                keeper.hold(topic_id=self.topic_id, job="spark", snapshot_id=each)
+        except StorageError:
+            return nullcontext()
+        return closing(keeper)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedPart:
+    """Rows of a segment: those with offsets from `start` up to, but without, `end`, or with `mask` some of them."""
+
+    segment: Segment
+    start: int
+    end: int
+    mask: bytes | None = field(default=None, repr=False)
+    """For every row of the segment a bit: whether it is a winner of the state view."""
+
+    def winners(self) -> Mask | None:
+        if self.mask is None:
+            return None
+        bits = np.unpackbits(np.frombuffer(self.mask, np.uint8), count=self.segment.records)
+        return bits.view(np.bool_)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedTask(InputPartition):
+    """Some parts of segments."""
+
+    files: SegmentFiles
+    parts: tuple[SealedPart, ...]
+    pin: Pin
+
+
+@dataclass(frozen=True, kw_only=True)
+class TailTask(InputPartition):
+    """What was only in the WAL when the read was planned. It may have been sealed by the time it is read."""
+
+    where: Where
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+    winners: bytes | None = field(default=None, repr=False)
+    """Offsets (64 bits each, rising) of the winners of the state view; None is every row."""
+    follows_compaction: bool = False
+    """Where compaction overtakes the end, read on to where what has beaten records before it may be."""
+    on_data_loss: Literal["fail", "skip"] = "skip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmptyTask(InputPartition):
+    """Nothing to read. Spark wants at least one task."""
+
+
+def read(task: InputPartition, schema: pa.Schema, wanted: Wanted = EVERYTHING) -> Iterator[pa.RecordBatch]:
+    """The rows of a task, in `schema`. Rows that can't match are left out where that is cheap."""
+    if isinstance(task, SealedTask):
+        return _joined(_read_sealed(task, schema, wanted), schema)
+    if isinstance(task, TailTask):
+        return _joined(_read_tail(task, schema, wanted), schema)
+    return iter(())
+
+
+# ------------------------------------------------------------------------------------------------ sealed
+
+
+def _read_sealed(task: SealedTask, schema: pa.Schema, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    with task.pin.hold():
+        for part in task.parts:
+            try:
+                with RawSegment(task.files, part.segment) as raw:
+                    yield from _read_part(raw, part, schema, wanted)
+            except SegmentGoneError as error:
+                raise StorageError(
+                    f"{error} This read was planned longer ago than snapshot.retention.ms; load the DataFrame again."
+                ) from error
+
+
+def _read_part(
+    raw: RawSegment, part: SealedPart, schema: pa.Schema, wanted: Wanted
+) -> Iterator[pa.RecordBatch]:
+    winners = part.winners()
+    bounds = _Bounds(raw)
+    for group in raw.row_groups:
+        own = None if winners is None else winners[group.first_row : group.first_row + group.rows]
+        if own is not None and not own.any():
+            continue
+        if not bounds.may_match(group, part, wanted):
+            continue
+        mask = _mask(raw, group, part, wanted, bounds, own)
+        if mask is not None and not mask.any():
+            continue
+        needed = _needed(schema, drops_null_values=own is not None and _may_have_null_values(group, part))
+        rows = raw.columns(needed, [group])
+        if mask is not None and not mask.all():
+            rows = rows.filter(pa.array(mask))
+        if own is not None and "value" in needed and rows.column("value").null_count:
+            # Winners without a value are keys that were deleted.
+            rows = rows.filter(rows.column("value").is_valid())
+        yield from _shaped(rows, schema, part.segment.partition)
+
+
+def _mask(
+    raw: RawSegment, group: RowGroup, part: SealedPart, wanted: Wanted, bounds: _Bounds, own: Mask | None
+) -> Mask | None:
+    """The rows of a row group to be read; None is all of them."""
+    mask = own
+    first, last = max(part.start, wanted.first_offset), min(part.end - 1, wanted.last_offset)
+    if not bounds.lies_within(group, first, last):
+        offsets = raw.columns(["offset"], [group]).column("offset").to_numpy()
+        inside: Mask = (offsets >= first) & (offsets <= last)
+        mask = inside if mask is None else mask & inside
+    if wanted.keys is not None and (mask is None or mask.any()):
+        keys = raw.columns(["key"], [group]).column("key")
+        found = pc.is_in(keys, value_set=pa.array(list(wanted.keys), pa.binary())).to_numpy()
+        mask = found if mask is None else mask & found
+    return mask
+
+
+def _may_have_null_values(group: RowGroup, part: SealedPart) -> bool:
+    nulls = group.null_values
+    return part.segment.null_values > 0 if nulls is None else nulls > 0
+
+
+class _Bounds:
+    """The lowest and highest offset and timestamp of a file's row groups, as far as its footer says."""
+
+    def __init__(self, raw: RawSegment) -> None:
+        footer: pq.FileMetaData = raw.footer
+        self._segment = raw.segment
+        self._footer = footer if FORMAT_KEY in (footer.metadata or {}) else None
+        names = [footer.schema.column(index).path for index in range(footer.num_columns)]
+        self._offset, self._timestamp = names.index("offset"), names.index("timestamp")
+
+    def may_match(self, group: RowGroup, part: SealedPart, wanted: Wanted) -> bool:
+        first, last = self._offsets(group)
+        if last < max(part.start, wanted.first_offset) or first > min(part.end - 1, wanted.last_offset):
+            return False
+        if self._footer is None or not wanted.by_time:
+            return True
+        statistics = self._footer.row_group(group.index).column(self._timestamp).statistics
+        if statistics is None or not statistics.has_min_max:
+            return True
+        low, high = (
+            pa.scalar(each, pa.timestamp("us", tz="UTC")).value for each in (statistics.min, statistics.max)
+        )
+        return wanted.times(low, high)
+
+    def lies_within(self, group: RowGroup, first: int, last: int) -> bool:
+        own_first, own_last = self._offsets(group)
+        return first <= own_first and own_last <= last
+
+    def _offsets(self, group: RowGroup) -> tuple[int, int]:
+        if self._footer is not None:
+            statistics = self._footer.row_group(group.index).column(self._offset).statistics
+            if statistics is not None and statistics.has_min_max:
+                return statistics.min, statistics.max
+        return self._segment.first_offset, self._segment.last_offset
+
+
+# -------------------------------------------------------------------------------------------------- tail
+
+
+def _read_tail(task: TailTask, schema: pa.Schema, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    topic = opened(task.where).topic(task.where.topic)
+    if topic.id.hex != task.topic_id:
+        raise UnavailableError(f"The topic {topic.name!r} has been deleted and created again; load it anew.")
+    winners = None if task.winners is None else np.frombuffer(task.winners, np.int64)
+    found = 0
+    with closing(topic.partition_readers()[task.partition]) as reader:
+        for records in reader.replay(task.start, task.end):
+            offsets = records.column("offset").to_numpy()
+            mask: Mask = (offsets >= wanted.first_offset) & (offsets <= wanted.last_offset)
+            if not task.follows_compaction:
+                mask &= offsets < task.end
+            if winners is not None:
+                won = _among(offsets, winners)
+                found += int(won.sum())
+                mask &= won
+            rows = records
+            if wanted.keys is not None:
+                mask &= pc.is_in(
+                    records.column("key"), value_set=pa.array(list(wanted.keys), pa.binary())
+                ).to_numpy(zero_copy_only=False)
+            if not mask.all():
+                rows = rows.filter(pa.array(mask))
+            if winners is not None and rows.column("value").null_count:
+                rows = rows.filter(rows.column("value").is_valid())
+            yield from _shaped(pa.Table.from_batches([rows]), schema, task.partition)
+        if task.on_data_loss == "fail":
+            check_not_lost(topic.name, task.partition, task.start, reader.extent().log_start)
+    if winners is not None and found < len(winners):
+        raise UnavailableError(
+            f"Partition {task.partition} of {topic.name!r} was compacted while its state was read; read it again."
+        )
+
+
+def check_not_lost(topic: str, partition: int, start: int, log_start: int) -> None:
+    """OffsetOutOfRangeError if retention has taken records that are still to be read."""
+    if start < log_start:
+        raise OffsetOutOfRangeError(
+            f"Records of {topic!r} partition {partition} are lost to this query: it has read up to offset {start}, and "
+            f"the log starts at {log_start} by now. Set option 'on.data.loss' to 'skip' to go on from there."
+        )
+
+
+def _among(offsets: npt.NDArray[np.int64], rising: npt.NDArray[np.int64]) -> Mask:
+    if not len(rising):
+        return np.zeros(len(offsets), np.bool_)
+    places = np.minimum(np.searchsorted(rising, offsets), len(rising) - 1)
+    found: Mask = rising[places] == offsets
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- shape
+
+
+def _needed(schema: pa.Schema, *, drops_null_values: bool) -> list[str]:
+    """The columns of a file that are read for a schema."""
+    needed = [name for name in schema.names if name != "partition"]
+    if "timestamp" in needed and "timestamp_type" not in needed:
+        needed.append("timestamp_type")
+    if drops_null_values and "value" not in needed:
+        needed.append("value")
+    return needed or ["offset"]
+
+
+def _shaped(rows: pa.Table, schema: pa.Schema, partition: int) -> Iterator[pa.RecordBatch]:
+    """Rows in the columns and types that Spark was told of."""
+    if not rows.num_rows:
+        return
+    columns = [_column(rows, each, partition) for each in schema]
+    if columns:
+        yield from pa.Table.from_arrays(columns, schema=schema).combine_chunks().to_batches()
+
+
+def _column(rows: pa.Table, wanted: pa.Field, partition: int) -> Any:
+    if wanted.name == "partition":
+        return pa.repeat(pa.scalar(partition, pa.int32()), rows.num_rows)
+    column = rows.column(wanted.name)
+    if wanted.name == "timestamp":
+        # A segment has the time of its roll for records that came without one.
+        absent = pc.equal(rows.column("timestamp_type"), int(TimestampType.NONE))
+        if pc.any(absent).as_py():
+            column = pc.if_else(absent, pa.scalar(None, column.type), column)
+    return column if column.type.equals(wanted.type) else column.cast(wanted.type)
+
+
+def _joined(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Batches of some size: a filter may leave a few rows of each."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for each in batches:
+        waiting.append(each)
+        rows += each.num_rows
+        size_bytes += each.nbytes
+        if rows >= BATCH_ROWS or size_bytes >= BATCH_BYTES:
+            yield _one(waiting, schema)
+            waiting, rows, size_bytes = [], 0, 0
+    if waiting:
+        yield _one(waiting, schema)
+
+
+def _one(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches, schema).combine_chunks().to_batches()[0]

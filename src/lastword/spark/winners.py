@@ -1,0 +1,316 @@
+"""The state view for Spark: which rows of a topic are the newest of their keys, found from keys and versions alone.
+
+It is found where the read is planned, partition by partition, with the set that compaction uses: a walk over the key
+columns, from the newest segment to the oldest. What tasks are given is one bit a row, so no value is moved to find
+out what is thrown away. Deleted keys are left out by the tasks, which see the values.
+
+A key may be in two partitions (after an increase of partitions, or where a producer chose). That is found out by
+the way: a key that is not where Kafka's partitioner puts it makes both its partitions be compared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastword import timetravel
+from lastword.clock import new_uuid
+from lastword.compaction import strategy
+from lastword.compaction.keyset import BestVersions, KeySet
+from lastword.config import TopicSettings
+from lastword.partitioner import Turns, partitions_of
+from lastword.reader import PartitionReader
+from lastword.segments.parquet import SegmentFiles
+from lastword.segments.raw import RawSegment
+from lastword.segments.table import Segment
+from lastword.timetravel import View
+
+Mask = npt.NDArray[np.uint8]
+Run = tuple[int, pa.Array]
+Versions = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+
+_EXPECTED_KEYS = 1 << 19
+
+
+class Rows(Protocol):
+    """Rows of a partition in offset order: a segment, or the tail."""
+
+    partition: int
+    is_unique: bool
+    """No key is twice in it, nor in others of which that is said: compaction has been there."""
+
+    @property
+    def count(self) -> int: ...
+
+    def runs(self) -> list[Run]:
+        """The keys of the rows that the view shows, in runs, each with the number of its first row."""
+        ...
+
+    def versions(self, settings: TopicSettings) -> Versions: ...
+
+    def columns(self, names: Sequence[str]) -> pa.Table: ...
+
+
+class SealedRows:
+    """The rows of a segment."""
+
+    def __init__(self, files: SegmentFiles, segment: Segment, view: View) -> None:
+        self.segment = segment
+        self.partition = segment.partition
+        at = view.snapshot.positions[segment.partition]
+        self.is_unique = not at.spared and segment.last_offset < at.first_dirty
+        self._files = files
+        self._view = view
+
+    @property
+    def count(self) -> int:
+        return self.segment.records
+
+    def runs(self) -> list[Run]:
+        with RawSegment(self._files, self.segment) as raw:
+            runs = list(raw.key_runs())
+            first, end = 0, self.count
+            if self.segment.first_offset < self._view.start or self.segment.last_offset >= self._view.end:
+                offsets = raw.columns(["offset"]).column("offset").to_numpy()
+                first, end = np.searchsorted(offsets, [self._view.start, self._view.end]).tolist()
+        return [
+            (row + cut, keys.slice(cut, end - row - cut))
+            for row, keys in runs
+            if (cut := max(first - row, 0)) < min(len(keys), end - row)
+        ]
+
+    def versions(self, settings: TopicSettings) -> Versions:
+        return _versions(self.columns(_version_columns(settings)), settings)
+
+    def columns(self, names: Sequence[str]) -> pa.Table:
+        with RawSegment(self._files, self.segment) as raw:
+            return raw.columns(names)
+
+
+class TailRows:
+    """The rows that are only in the WAL: of each what finding winners needs, not its value."""
+
+    is_unique = False
+
+    def __init__(self, reader: PartitionReader, view: View, settings: TopicSettings) -> None:
+        self.partition = reader.partition
+        names = ["offset", "key", "timestamp", "timestamp_type"]
+        names += ["headers"] if settings.compaction_strategy == "header" else []
+        self._chunks = [records.select(names) for records in timetravel.read_tail(reader, view)]
+        self._names = names
+
+    @property
+    def count(self) -> int:
+        return sum(each.num_rows for each in self._chunks)
+
+    @cached_property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        if not self._chunks:
+            return np.empty(0, np.int64)
+        return np.concatenate([each.column("offset").to_numpy() for each in self._chunks])
+
+    def runs(self) -> list[Run]:
+        runs, row = [], 0
+        for each in self._chunks:
+            runs.append((row, each.column("key")))
+            row += each.num_rows
+        return runs
+
+    def versions(self, settings: TopicSettings) -> Versions:
+        return _versions(self.columns(_version_columns(settings)), settings)
+
+    def columns(self, names: Sequence[str]) -> pa.Table:
+        return pa.Table.from_batches(self._chunks).select(list(names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionWinners:
+    """A partition's view, its rows, and for each of them a mask: 1 is a winner."""
+
+    view: View
+    sealed: tuple[SealedRows, ...]
+    tail: TailRows
+    masks: list[Mask]
+    """One for each of `sealed`, then the tail's."""
+
+    @property
+    def rows(self) -> list[Rows]:
+        return [*self.sealed, self.tail]
+
+
+def find(
+    readers: Sequence[PartitionReader],
+    views: Sequence[View],
+    settings: TopicSettings,
+    keys: frozenset[bytes] | None = None,
+) -> list[PartitionWinners]:
+    """The winners of all partitions of a topic; with `keys`, of those keys only."""
+    partitions = len(readers)
+    only = None if keys is None else pa.array(sorted(keys), pa.binary())
+
+    def of_one(reader: PartitionReader, view: View) -> tuple[PartitionWinners, pa.Array]:
+        files = reader.table.files
+        sealed = tuple(SealedRows(files, each, view) for each in timetravel.sealed_segments(reader, view))
+        tail = TailRows(reader, view, settings)
+        strays = _Strays(reader.partition, partitions)
+        masks = _masks([*sealed, tail], settings, only, strays)
+        return PartitionWinners(view=view, sealed=sealed, tail=tail, masks=masks), strays.keys()
+
+    with ThreadPoolExecutor(max(1, min(partitions, os.cpu_count() or 1))) as pool:
+        results = list(pool.map(of_one, readers, views))
+    found = [winners for winners, _ in results]
+    strays = pa.concat_arrays([keys for _, keys in results]).unique()
+    if len(strays):
+        _settle_between_partitions(found, strays)
+    return found
+
+
+class _Strays:
+    """The keys that are in a partition to which Kafka's partitioner does not put them."""
+
+    def __init__(self, partition: int, partitions: int) -> None:
+        self._partition = partition
+        self._partitions = partitions
+        self._found: list[pa.Array] = []
+
+    def look(self, keys: pa.Array) -> None:
+        if self._partitions == 1:
+            return
+        away = partitions_of(keys, self._partitions, Turns()) != self._partition
+        if keys.null_count:
+            away &= keys.is_valid().to_numpy(zero_copy_only=False)
+        if away.any():
+            self._found.append(keys.filter(pa.array(away)).unique())
+
+    def keys(self) -> pa.Array:
+        return pa.concat_arrays([pa.array([], pa.binary()), *self._found])
+
+
+def _masks(
+    pieces: Sequence[Rows], settings: TopicSettings, only: pa.Array | None, strays: _Strays
+) -> list[Mask]:
+    masks = [np.zeros(each.count, np.uint8) for each in pieces]
+    keys = KeySet(
+        new_uuid().int & 0xFFFF_FFFF_FFFF_FFFF,
+        expected_keys=min(sum(each.count for each in pieces), _EXPECTED_KEYS),
+    )
+    backwards = settings.compaction_strategy == "offset"
+    if backwards or settings.compaction_strategy == "first":
+        order = list(reversed(range(len(pieces)))) if backwards else list(range(len(pieces)))
+        for index, runs in zip(order, _ahead([pieces[each] for each in order]), strict=True):
+            only_look_up = backwards and pieces[index].is_unique
+            for row, run in reversed(runs) if backwards else runs:
+                strays.look(run)
+                part = masks[index][row : row + len(run)]
+                _compete(keys, run, part, only, backwards=backwards, only_look_up=only_look_up)
+        return masks
+    best = BestVersions(keys)
+    bounds = np.cumsum([0, *(each.count for each in pieces)]).tolist()
+    for index, (piece, runs) in enumerate(zip(pieces, _ahead(pieces), strict=True)):
+        if not piece.count:
+            continue
+        known, versions = piece.versions(settings)
+        for row, run in runs:
+            strays.look(run)
+            rows = slice(row, row + len(run))
+            best.challenge(run, known[rows], versions[rows], masks[index][rows], bounds[index] + row)
+    flat = np.zeros(bounds[-1], np.uint8)
+    flat[best.rows()] = 1
+    return [flat[start:end] for start, end in pairwise(bounds)]
+
+
+def _compete(
+    keys: KeySet,
+    run: pa.Array,
+    mask: Mask,
+    only: pa.Array | None,
+    *,
+    backwards: bool,
+    only_look_up: bool,
+) -> None:
+    """Set the mask where a row's key has not been seen yet."""
+    if only is not None:
+        chosen = np.flatnonzero(pc.is_in(run, value_set=only).to_numpy(zero_copy_only=False))
+        if not len(chosen):
+            return
+        run, whole = run.take(pa.array(chosen)), mask
+        mask = np.zeros(len(run), np.uint8)
+    if only_look_up:
+        keys.look_up(run, mask)
+    else:
+        keys.add(run, mask, backwards=backwards)
+    if run.null_count:
+        # A row without a key is no state of anything.
+        mask &= run.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
+    if only is not None:
+        whole[chosen] = mask
+
+
+def _ahead(pieces: Sequence[Rows]) -> Iterator[list[Run]]:
+    """The key runs of each; those of the next one are read meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(pieces[0].runs) if pieces else None
+        for index in range(len(pieces)):
+            assert coming is not None
+            runs = coming.result()
+            if index + 1 < len(pieces):
+                coming = pool.submit(pieces[index + 1].runs)
+            yield runs
+
+
+def _settle_between_partitions(found: Sequence[PartitionWinners], strays: pa.Array) -> None:
+    """Of winners of one key in several partitions only one stays: the later timestamp, then the higher partition."""
+    rivals: list[pa.Table] = []
+    places: list[tuple[Mask, npt.NDArray[np.int64]]] = []
+    for winners in found:
+        for rows, mask in zip(winners.rows, winners.masks, strict=True):
+            if not mask.any():
+                continue
+            columns = rows.columns(["key", "timestamp", "timestamp_type"])
+            rival = mask.view(np.bool_) & pc.is_in(columns.column("key"), value_set=strays).to_numpy()
+            chosen = columns.filter(pa.array(rival))
+            known, versions = strategy.timestamp_versions(chosen)
+            rivals.append(
+                pa.table(
+                    {
+                        "key": chosen.column("key"),
+                        "time": np.where(known, versions, -1),
+                        "partition": np.full(len(chosen), rows.partition),
+                    }
+                )
+            )
+            places.append((mask, np.flatnonzero(rival)))
+    if not rivals:
+        return
+    together = pa.concat_tables(rivals)
+    order = np.lexsort((together.column("partition").to_numpy(), together.column("time").to_numpy()))
+    stays = strategy.best_of_each_key(together.column("key"), order)
+    row = 0
+    for mask, rows_of_mask in places:
+        mask[rows_of_mask] = stays[row : row + len(rows_of_mask)]
+        row += len(rows_of_mask)
+
+
+def _version_columns(settings: TopicSettings) -> list[str]:
+    return ["headers"] if settings.compaction_strategy == "header" else ["timestamp", "timestamp_type"]
+
+
+def _versions(columns: pa.Table, settings: TopicSettings) -> Versions:
+    if settings.compaction_strategy == "timestamp":
+        return strategy.timestamp_versions(columns)
+    assert settings.compaction_strategy_header and settings.compaction_strategy_header_format
+    return strategy.header_versions(
+        columns.column("headers"),
+        settings.compaction_strategy_header,
+        settings.compaction_strategy_header_format,
+    )
