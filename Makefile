@@ -25,7 +25,7 @@ check: $(READY)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-crash: $(READY) java
+crash: $(READY) java postgres
 	$(PYTHON) -m pytest -m soak tests/crash
 
 peers: $(READY) java
@@ -34,7 +34,7 @@ peers: $(READY) java
 fuzz: $(READY)
 	LASTWORD_FUZZ_FRAMES=1000000 $(PYTHON) -m pytest tests/e2e/test_broker_fuzz.py --timeout 3600
 
-bench: $(READY) java
+bench: $(READY) java postgres
 	$(PYTHON) -m bench
 
 $(READY): pyproject.toml constraints.txt scripts/make-venv
@@ -47,6 +47,9 @@ tools:
 
 java:
 	@scripts/ensure-java
+
+postgres:
+	@scripts/ensure-postgres
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

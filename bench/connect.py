@@ -61,12 +61,12 @@ def measure(cluster: Cluster, folder: Path, rows: int, rounds: int, results: Res
         console.print(f"round {number + 1} of {rounds}")
         times["COPY"].append(timed(lambda: copy(cluster, folder)))
         with lastword.open(folder / f"log-{number}") as log:
-            times["snapshot"].append(timed(lambda: follow(cluster, log, rows, None)))
+            times["snapshot"].append(follow(cluster, log, rows, None))
             cluster.run("SELECT pg_create_logical_replication_slot('peer', 'pgoutput')")
             change(cluster, changes)
             end = cluster.run("SELECT pg_current_wal_insert_lsn()::text")[0][0]
             times["pg_recvlogical"].append(timed(lambda: receive(cluster, folder, end)))
-            times["stream"].append(timed(lambda: follow(cluster, log, rows + changes, end)))
+            times["stream"].append(follow(cluster, log, rows + changes, end))
         shutil.rmtree(folder / f"log-{number}")
         for slot in ("peer", "lastword_people"):
             drop_slot(cluster, slot)
@@ -118,8 +118,8 @@ def change(cluster: Cluster, changes: int) -> None:
     connection.close()
 
 
-def follow(cluster: Cluster, log: lastword.Log, records: int, end: str | None) -> None:
-    """Run the source until the topic has so many records, and it has come to the end."""
+def follow(cluster: Cluster, log: lastword.Log, records: int, end: str | None) -> float:
+    """Run the source until the topic has so many records, and it has come to the end; from its start, how long."""
     config = ConnectConfig.from_mapping(
         {
             "sources": {
@@ -137,6 +137,7 @@ def follow(cluster: Cluster, log: lastword.Log, records: int, end: str | None) -
             "settings": {"topic": {"auto_create": "true", "default_config": {"cleanup.policy": "compact"}}},
         }
     )
+    started = time.perf_counter()
     with Connectors(log, config) as connectors:
         while True:
             status = connectors.status()[0]
@@ -144,7 +145,7 @@ def follow(cluster: Cluster, log: lastword.Log, records: int, end: str | None) -
             if status["records"] >= records and (
                 end is None or parse_lsn(status["position"]["lsn"]) >= parse_lsn(end)
             ):
-                break
+                return time.perf_counter() - started
             time.sleep(0.005)
 
 

@@ -1,6 +1,6 @@
 """The Spark data source beside Spark's own Parquet reader, on the same sealed files.
 
-python -m bench.spark_source [--quick] [--rounds N] [--records N] [--value-bytes N] [--json PATH]
+python -m bench.spark_source [--quick] [--rounds N] [--records N] [--value-bytes N] [--only PART] [--json PATH]
 
 records   every column, and key and value alone: the source, and `spark.read.parquet` of the topic's files
 state     the newest record of each key: the source's state view, and `max_by` and `row_number` over the Parquet files
@@ -28,8 +28,10 @@ import lastword
 import lastword.spark
 from bench.support import Results, console, keys_of, median, timed, usage, values_of
 
+PARTS = ("every column", "key and value", "state", "one key", "stream")
 SEGMENTS = 20
 DELETED = 0.02
+WARM_UP_ROUNDS = 2
 
 
 def main() -> None:
@@ -40,6 +42,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--value-bytes", type=int, default=200)
+    parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -50,14 +53,13 @@ def main() -> None:
         spark = _session(args.master)
         lastword.spark.register(spark)
         bench = _Bench(spark, folder)
-        for title, ways in (
-            ("every column", bench.records()),
-            ("key and value", bench.keys_and_values()),
-            ("state", bench.state()),
-            ("one key", bench.one_key()),
-            ("stream", bench.stream(records)),
+        for title, ways in zip(
+            PARTS,
+            (bench.records(), bench.keys_and_values(), bench.state(), bench.one_key(), bench.stream(records)),
+            strict=True,
         ):
-            _compare(title, ways, args.rounds, records, size_bytes, results)
+            if title in (args.only or PARTS):
+                _compare(title, ways, args.rounds, records, size_bytes, results)
         spark.stop()
     results.show(f"{records:,} records of {args.value_bytes} bytes, {SEGMENTS} segments, {args.master}")
     results.save(args.json)
@@ -182,15 +184,15 @@ def _compare(
     size_bytes: int,
     results: Results,
 ) -> None:
-    """The ways side by side, round by round; the first round warms everything up and does not count."""
+    """The ways side by side, round by round; the first two warm everything up and do not count."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     cpu: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds + 1):
+    for number in range(-WARM_UP_ROUNDS, rounds):
         for name, way in ways.items():
             with usage() as used:
                 taken = timed(way)
-            console.print(f"{title}: {name}: {taken:.2f} s{' (warm-up)' if number == 0 else ''}", style="dim")
-            if number:
+            console.print(f"{title}: {name}: {taken:.2f} s{' (warm-up)' if number < 0 else ''}", style="dim")
+            if number >= 0:
                 seconds[name].append(taken)
                 cpu[name].append(used.cpu_s)
     first = median(next(iter(seconds.values())))

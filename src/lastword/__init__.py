@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lastword.config import BrokerConfig, TopicSettings
     from lastword.erase import EraseReport
     from lastword.errors import LastwordError
+    from lastword.explain.model import ExplainedRecord, Explanation
     from lastword.log import Log, MaintenanceReport, open  # noqa: A004
     from lastword.readers import Reader
     from lastword.record import RECORD_SCHEMA, NewRecord, Record, TimestampType
@@ -37,6 +38,8 @@ __all__ = [
     "CompactionReport",
     "Compression",
     "EraseReport",
+    "ExplainedRecord",
+    "Explanation",
     "LastwordError",
     "Log",
     "MaintenanceReport",
@@ -66,6 +69,7 @@ _HOMES = {
     "lastword.config": ("BrokerConfig", "TopicSettings"),
     "lastword.erase": ("EraseReport",),
     "lastword.errors": ("LastwordError",),
+    "lastword.explain.model": ("ExplainedRecord", "Explanation"),
     "lastword.log": ("Log", "MaintenanceReport", "open"),
     "lastword.readers": ("Reader",),
     "lastword.record": ("RECORD_SCHEMA", "NewRecord", "Record", "TimestampType"),

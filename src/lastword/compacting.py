@@ -138,6 +138,15 @@ class Compaction:
             return factory.engine, True
         return SparkEngine(self._config.spark, log_path=self._data_folder / "logs" / "spark.log"), False
 
+    def engine_state(self) -> dict[str, str]:
+        """Which factory compacts, and how its engine is doing. Nothing is started."""
+        factory = self._factory
+        engine = factory.engine if isinstance(factory, EngineFactory) else None
+        return {
+            "factory": self._config.compaction_service_factory,
+            "state": "not started" if factory is None else getattr(engine, "state", "ready"),
+        }
+
     def service(self, topic: str) -> TopicCompactionService:
         """The compaction service of a topic."""
         factory = self.factory()

@@ -3,10 +3,11 @@
 Whoever appends (a *sink*: one streaming query, one batch job) numbers its units, and stages each one as files of
 record batches. A folder a topic:
 
-    staging/<topic id>/<sink>/committed.json     the number of the last unit that was appended
-                              unit.json          the unit under way: which bytes of which files belong to which partition
-                              <partition>.note   where the unit's records begin in that partition
-                              *.batches          staged record batches
+    staging/<topic id>/<sink>/
+        committed.json     the number of the last unit that was appended
+        unit.json          the unit under way: which bytes of which files are for which partition
+        <partition>.note   where the unit's records begin in that partition
+        *.batches          staged record batches
 
 A unit, by its steps:
 1. its files are written and synced, wherever that happens;
@@ -137,14 +138,20 @@ class Sink:
         (self.folder / _UNIT).unlink(missing_ok=True)
         disk.sync_folder(self.folder)
 
-    def clear(self, files: Iterable[str] | None = None) -> None:
-        """Remove staged files: some, or all with the unit and its notes."""
-        if files is None:
-            # The unit first: a note without its unit says nothing.
-            (self.folder / _UNIT).unlink(missing_ok=True)
-        for path in list(self.folder.iterdir()) if files is None else [self.folder / each for each in files]:
+    def clear(self) -> None:
+        """Remove everything but the number of the last unit."""
+        # The unit first: a note without its unit says nothing.
+        (self.folder / _UNIT).unlink(missing_ok=True)
+        for path in list(self.folder.iterdir()):
             if path.name != _COMMITTED:
                 path.unlink(missing_ok=True)
+
+    def discard(self, files: Iterable[str]) -> None:
+        """Remove staged files, but for those that are of the unit under way: it will be finished from them."""
+        unit = self.unit
+        named = {piece.file for own in unit.pieces.values() for piece in own} if unit is not None else set()
+        for each in set(files) - named:
+            (self.folder / each).unlink(missing_ok=True)
 
     def read(self, pieces: Iterable[Piece]) -> Iterator[tuple[BatchHeader, memoryview]]:
         """The record batches of some pieces, in order, each with its checksum verified."""

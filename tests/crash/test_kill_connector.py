@@ -8,32 +8,28 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.support.changes import Workload, config_of, create_tables
+from tests.support.cli import Cli, wait_until
 from tests.support.connect_child import ConnectJob
-from tests.support.crash import Children
+from tests.support.crash import Children, named_steps
 from tests.support.postgres import Cluster, running_cluster
+from tests.support.server import serving
 
 import lastword
 from lastword.connect import ConnectConfig, Connectors
 from lastword.connect.postgres.position import parse_lsn
 
-STEPS = (
-    "connect.staged",
-    "staged.proposed",
-    "connect.journaled",
-    "staged.checked",
-    "staged.noted",
-    "staged.written",
-    "staged.synced",
-    "staged.committed",
-    "staged.cleared",
-    "connect.appended",
-)
+# Sources check their records before they propose them.
+STEPS = [
+    step for step in named_steps() if step.startswith(("connect.", "staged.")) and step != "staged.checked"
+]
 ROWS = 1500
 DEADLINE_S = 60
 
@@ -117,6 +113,47 @@ def wait_until_followed(connectors: Connectors, lsn: int) -> None:
 @pytest.mark.parametrize("seed", [1])
 def test_nothing_is_lost_or_doubled(connectors: Children, cluster: Cluster, folder: Path, seed: int) -> None:
     kill_again_and_again(connectors, cluster, folder, seed=seed, rounds=10)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_or_doubled_beside_a_server_that_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+    """The connector is a process of its own, and asks the broker's process, which is killed, to append."""
+    choose = random.Random(7)
+    create_tables(cluster, ROWS)
+    workload = Workload(cluster, 7, ROWS)
+    data, file = tmp_path / "data", tmp_path / "sources.yaml"
+    file.write_text(yaml.safe_dump(config_of(cluster)))
+    cli = Cli(data)
+    with serving(data) as server:
+        workload.start()
+        process = cli.spawn("connect", "run", str(file), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: snapshot_is_complete(data))
+            workload.snapshot_is_complete()
+            for _ in range(4):
+                time.sleep(choose.uniform(0.5, 2))
+                server.kill_child("broker")
+                time.sleep(choose.uniform(0.5, 2))
+                process.kill()
+                process.wait()
+                process = cli.spawn(
+                    "connect", "run", str(file), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
+            time.sleep(1)
+        finally:
+            workload.stop()
+        end = parse_lsn(cluster.run("SELECT pg_current_wal_insert_lsn()::text")[0][0])
+
+        def followed() -> bool:
+            status = json.loads(cli.real("connect", "status", "--json").out)[0]
+            return status["state"] == "running" and parse_lsn(status["position"]["lsn"]) >= end
+
+        wait_until(followed, lambda: (cli.real("connect", "status").out, server.log[-2000:]))
+        process.terminate()
+        assert process.wait(60) == 0
+    with lastword.open(data) as log:
+        workload.check(log)
 
 
 @pytest.mark.soak

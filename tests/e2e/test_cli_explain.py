@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.cli import Cli
+from tests.support.server import SETTINGS, serving
 
 import lastword
 
@@ -75,3 +76,22 @@ def test_what_makes_no_sense_is_refused(cli: Cli) -> None:
     assert "no partition 4" in cli("topic", "explain", "users", "--partition", "4", code=2).err
     assert "there is no such topic" in cli("topic", "explain", "nope", code=2).err
     assert cli("topic", "explain", "users", "--limit", "0", code=2).err
+
+
+def test_a_server_answers_over_http_and_the_command_beside_it(tmp_path: Path) -> None:
+    slow = "seal.interval.ms: 3600000\nworker.initial.delay.ms: 3600000\n"
+    with serving(tmp_path / "data", settings=SETTINGS + slow) as server, server.client() as api:
+        cli = Cli(server.data)
+        api.post("/v1/topics", json={"name": "t", "config": {"cleanup.policy": "compact"}})
+        for value in ("1", "2"):
+            api.post("/v1/topics/t/records", json={"records": [{"key": "a", "value": value}]})
+        found = api.get("/v1/topics/t/explain", params={"key": "a", "limit": 1}).json()
+        assert [each["beaten_by"] for each in found["partitions"][0]["records"]] == [1]
+        assert found["next"] == {"partition": 0, "offset": 1}
+        as_bytes = api.get("/v1/topics/t/explain", params={"key_base64": "YQ=="}).json()
+        assert [each["goes"] for each in as_bytes["partitions"][0]["records"]] == [True, False]
+        beside = cli.json("topic", "explain", "t")["partitions"][0]["records"]
+        assert [each["goes"] for each in beside] == [True, False]
+        for wrong in ({"key": "a", "key_base64": "YQ=="}, {"key_base64": "%"}, {"partition": 9}):
+            assert api.get("/v1/topics/t/explain", params=wrong).status_code in (400, 404)
+        assert api.get("/v1/topics/nope/explain").status_code == 404

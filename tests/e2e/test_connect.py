@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from tests.support.broker import INLINE, RunningBroker
-from tests.support.cli import Cli, wait_until
+from tests.support.cli import DEADLINE_S, Cli, wait_until
 from tests.support.server import Server
 from tests.support.sources import running
 
@@ -113,6 +114,17 @@ def test_json_and_plain_lines(tmp_path: Path, log: Log) -> None:
     assert next(iter(log.topic("plain").read())).key is None
 
 
+def test_a_record_that_the_topic_does_not_take_is_told(tmp_path: Path, log: Log) -> None:
+    topic = log.create_topic("lines", config={"max.message.bytes": 1000})
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(line(1) + json.dumps({"value": "v" * 2000}).encode() + b"\n")
+    with running(log, {"lines": file_source(path)}) as sources:
+        sources.wait_for_error("topic 'lines' does not take a record of the source")
+        log.alter_topic("lines", set_config={"max.message.bytes": 100000})
+        sources.wait(lambda: sources.status()["records"] == 2)
+    assert topic.extents()[0].log_end == 2
+
+
 # ----------------------------------------------------------------------------------------------------- kafka
 
 
@@ -159,6 +171,33 @@ def test_a_topic_that_kafka_does_not_have_is_an_error(tmp_path: Path, log: Log) 
         source = {"connector": "kafka", "config": {"bootstrap": broker.address, "topics": "nothing"}}
         with running(log, {"mirror": source}) as sources:
             sources.wait_for_error("Kafka has no topic 'nothing'")
+
+
+def test_consumers_of_a_broker_see_what_a_source_in_its_process_appends(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(line(1))
+    config = {"compaction.service.factory": INLINE}
+    with (
+        lastword.open(tmp_path / "data", config=config) as log,
+        RunningBroker(log) as broker,
+        running(log, {"lines": file_source(path)}) as sources,
+    ):
+        sources.wait(lambda: sources.status()["records"] == 1)
+        consumer = Consumer(
+            {"bootstrap.servers": broker.address, "group.id": "g", "fetch.wait.max.ms": 30_000}
+        )
+        consumer.assign([TopicPartition("lines", 0, 0)])
+        found = []
+        for number in (2, 3):
+            message = consumer.poll(DEADLINE_S)
+            assert message is not None and message.error() is None
+            found.append(message.value())
+            with path.open("ab") as file:
+                file.write(line(number))
+        # The fetch waits much longer than the test does: it must be told.
+        message = consumer.poll(10)
+        assert message is not None and [*found, message.value()] == [b"1", b"2", b"3"]
+        consumer.close()
 
 
 # --------------------------------------------------------------------------------------------- third parties
@@ -301,9 +340,10 @@ def test_the_command_runs_checks_pauses_and_resets(tmp_path: Path) -> None:
     cli = Cli(tmp_path / "data")
     path = tmp_path / "in.jsonl"
     file = write_config(tmp_path, path)
-    cli("topic", "create", "other")
     assert "No such file" in cli("connect", "check", str(file), code=1).out
     path.write_bytes(line(1) + line(2))
+    assert cli.json("connect", "check", str(file)) == {"lines": []}
+    cli("topic", "create", "other")
     assert cli.json("connect", "check", str(file)) == {"lines": []}
     assert cli.json("connect", "status") == []
     process = cli.spawn("connect", "run", str(file), "--json")

@@ -12,6 +12,7 @@ from tests.support.sources import Sources, postgres_source, running
 
 import lastword
 from lastword.connect.metrics import SLOT_LAG
+from lastword.errors import InvalidConfigError
 from lastword.log import Log
 
 TYPES = [
@@ -290,9 +291,10 @@ def fails(cluster: Cluster, log: Log, error: str, **config: str) -> str:
 
 
 def test_a_table_without_a_key_is_an_error(cluster: Cluster, log: Log) -> None:
-    cluster.run("CREATE TABLE keyless (a int)")
+    cluster.run("CREATE TABLE keyless (a int NOT NULL, b int)")
     assert "ADD PRIMARY KEY" in fails(cluster, log, "public.keyless has no primary key", table="keyless")
     cluster.run("ALTER TABLE keyless REPLICA IDENTITY FULL")
+    fails(cluster, log, "The key column 'b' of public.keyless may be null", table="keyless", primary_key="b")
     with running(
         log, {"keyless": postgres_source(cluster, "db.keyless", table="keyless", primary_key="a")}
     ) as sources:
@@ -320,7 +322,19 @@ def test_errors_say_what_is_missing(cluster: Cluster, log: Log) -> None:
     cluster.run("SELECT pg_create_logical_replication_slot('other', 'test_decoding')")
     fails(cluster, log, "of the plugin 'test_decoding'", table="there", slot="other")
     cluster.run("SELECT pg_drop_replication_slot('other')")
+    cluster.run("ALTER PUBLICATION mine SET (publish = 'insert')")
+    fails(cluster, log, "does not publish every insert, update and delete", table="there", publication="mine")
+    cluster.run("CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY)")
+    fails(cluster, log, "public.unlogged is unlogged", table="unlogged")
     fails(cluster, log, "does not exist", table="there", dsn=f"host={cluster.folder} dbname=no user=postgres")
+
+
+def test_secrets_are_not_shown(cluster: Cluster, log: Log) -> None:
+    with pytest.raises(InvalidConfigError, match=r"config\.dsn is not a libpq connection string") as raised:
+        fails(cluster, log, "", table="t", dsn="password=secret host")
+    assert "secret" not in str(raised.value)
+    error = fails(cluster, log, "Connection refused", table="t", dsn="postgresql://me:secret@127.0.0.1:1/x")
+    assert "secret" not in error
 
 
 def test_other_sources_go_on_when_one_fails(cluster: Cluster, log: Log) -> None:
@@ -352,6 +366,19 @@ def test_a_slot_that_is_gone_is_an_error_and_a_reset_begins_again(cluster: Clust
     assert states.reset(log.path, "lost")
     with running(log, source) as sources:
         assert len(sources.wait_for_records("db.lost", 3)) == 3
+
+
+def test_a_database_that_is_behind_the_position_is_an_error(cluster: Cluster, log: Log) -> None:
+    cluster.run("CREATE TABLE restored (id int PRIMARY KEY)", "INSERT INTO restored VALUES (1)")
+    source = {"restored": postgres_source(cluster, "db.restored", table="restored")}
+    with running(log, source) as sources:
+        sources.wait_for_phase("stream")
+    path = log.path / "connect" / "restored" / "unit.json"
+    saved = json.loads(path.read_text())
+    saved["position"]["commit"] = "FF/0"
+    path.write_text(json.dumps(saved))
+    with running(log, source) as sources:
+        sources.wait_for_error("restored from a backup")
 
 
 def test_slot_lag_is_shown_and_warned_of(

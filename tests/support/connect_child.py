@@ -15,7 +15,7 @@ from tests.support.crash_child import Speaker, run_child, serve
 import lastword
 from lastword import steps
 from lastword.connect import ConnectConfig, Connectors
-from lastword.connect.postgres import connector, snapshot
+from lastword.connect.postgres import changes, snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Child(Speaker):
     def run(self) -> None:
         import signal
 
-        connector.MAX_RECORDS = 60  # type: ignore[misc]
+        changes.MAX_RECORDS = 60  # type: ignore[misc]
         snapshot.ROWS = 150  # type: ignore[misc]
         steps.install(self.reached)
         config = ConnectConfig.from_mapping(self.job.config)

@@ -2,6 +2,9 @@
 
 app.py       the paths: what is asked, what is answered, in the words of OpenAPI
 page.py      what it offers, as a page for people
+pages.py     the dashboard, whose files are in web/, and its login
+views.py     what the dashboard shows that no other path tells in one answer
+scenes.py    the scene: stories, and runs of topics to watch
 models.py    what requests may say
 desk.py      who does it: this process for what is short, the worker's for what is heavy
 jobs.py      requests that take long: progress as server-sent events, and what happens when the asker goes away

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import binascii
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -11,14 +10,14 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from lastword import running
-from lastword.admin import exposition, health, models, problems
+from lastword.admin import exposition, health, models, pages, problems, scenes
 from lastword.admin.desk import Desk, GroupAdmin, keys_of
 from lastword.admin.jobs import EVENTS, Jobs
 from lastword.admin.page import page
 from lastword.channel import ReportProgress
 from lastword.errors import InvalidError, InvalidRecordError, UnavailableError
-from lastword.operations import describing, explaining, records, topics, wal
-from lastword.record_json import Parsed, bytes_of, parse_record
+from lastword.operations import describing, records, topics, wal
+from lastword.record_json import Parsed, parse_record
 
 Data = dict[str, Any]
 
@@ -54,6 +53,7 @@ def build(
     ),
     groups: Callable[[], GroupAdmin | None] = lambda: None,
     erased: Callable[[str], None] = lambda _topic: None,
+    stories: scenes.Stories | None = None,
 ) -> FastAPI:
     """The app. `broker` and `groups` are asked for at each request; `erased` is told of topics that lost keys."""
     app = FastAPI(
@@ -75,6 +75,8 @@ def build(
     _add_jobs(app, desk, jobs, erased)
     _add_groups(app, desk, broker, groups)
     _add_health(app, desk, broker)
+    pages.add(app, desk)
+    scenes.add(app, desk, jobs, stories or scenes.Stories())
     return app
 
 
@@ -208,24 +210,26 @@ def _add_records(app: FastAPI, desk: Desk) -> None:
         seal: Annotated[bool, Query(description="Whether the run seals first.")] = True,
     ) -> Data:
         """Where records are, whether they stay or go in a compaction that begins now, why and until when."""
-        given = {"key": key} if key_base64 is None else {"key_base64": key_base64}
-        return explaining.explain(
-            log,
-            topic,
-            partition=partition,
-            key=_key(given),
-            from_offset=from_offset,
-            limit=limit,
-            run=run,
-            seal=seal,
-        )
+        # It reads the keys of all segments: that is the worker's, so that no produce has to wait for it.
+        wanted = {
+            "topic": topic,
+            "partition": partition,
+            "key_base64": _one_key(key, key_base64),
+            "from_offset": from_offset,
+            "limit": limit,
+            "run": run,
+            "seal": seal,
+        }
+        found: Data = desk.worker.ask("explain", wanted)
+        return found
 
 
-def _key(given: Data) -> bytes | None:
-    try:
-        return bytes_of(given, "key")
-    except binascii.Error as error:
-        raise InvalidError(f"key_base64 is not base64: {error}") from None
+def _one_key(text: str | None, encoded: str | None) -> str | None:
+    if text is not None and encoded is not None:
+        raise InvalidError("key and key_base64 name two keys; give one of them.")
+    if text is None and encoded is None:
+        return None
+    return keys_of([] if text is None else [text], [] if encoded is None else [encoded])[0]
 
 
 def _parsed(index: int, entry: Data) -> Parsed:

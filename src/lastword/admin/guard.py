@@ -4,17 +4,23 @@ On this machine alone no token is needed, but a browser is on this machine too: 
 API under a name of its own (DNS rebinding) nor send it something that changes anything. So the Host must be one of
 this machine's, a page of another origin is refused, and what changes something must say that it is JSON, which a
 page can't without asking first. With a token none of that is needed: a page does not know it.
+
+Instead of the token a browser may have the cookie that the login gave it (pages.py). A browser sends it by itself, so
+what comes with it must come from a page of this very origin; other ports of this machine are other origins.
 """
 
 from __future__ import annotations
 
 import hmac
 from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lastword import metrics
+from lastword.admin import pages
 from lastword.admin.problems import problem
 
 MAX_BODY_BYTES = 64 << 20
@@ -22,6 +28,7 @@ MAX_BODY_BYTES = 64 << 20
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _OPEN_PATHS = ("/healthz",)
 """Asked without a token by whatever watches the process; they tell nothing."""
+_READING = ("GET", "HEAD")
 
 
 class _TooLargeError(BaseException):
@@ -34,6 +41,7 @@ class Guard:
     def __init__(self, app: ASGIApp, *, token: str | None) -> None:
         self._app = app
         self._token = None if token is None else token.encode()
+        self._cookie = ("", "") if token is None else pages.cookie_of(token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,6 +52,10 @@ class Guard:
         if refusal is not None:
             status, why = refusal
             response = problem(status, "InvalidError", why)
+            if status == HTTPStatus.UNAUTHORIZED and _is_navigation(scope, headers):
+                there = quote(scope["path"] + "?" + scope["query_string"].decode("latin-1"), safe="")
+                response.status_code = HTTPStatus.SEE_OTHER
+                response.headers["Location"] = f"{pages.LOGIN}?next={there}"
             if status == HTTPStatus.UNAUTHORIZED:
                 response.headers["WWW-Authenticate"] = "Bearer"
             metrics.ADMIN_REQUESTS.labels(str(int(status))).inc()
@@ -82,7 +94,11 @@ class Guard:
             given = headers.get("authorization", "")
             scheme, _, token = given.partition(" ")
             is_right = hmac.compare_digest(token.strip().encode(), self._token)
-            if path not in _OPEN_PATHS and (scheme.lower() != "bearer" or not is_right):
+            is_open = path in _OPEN_PATHS or (path in pages.OPEN_PATHS and method in _READING)
+            if not given and self._has_cookie(headers):
+                if (why := _foreign(headers)) is not None:
+                    return HTTPStatus.FORBIDDEN, why
+            elif not is_open and (scheme.lower() != "bearer" or not is_right):
                 return HTTPStatus.UNAUTHORIZED, (
                     "a token is required: send it as `Authorization: Bearer TOKEN`; admin.token.file has it"
                 )
@@ -104,6 +120,35 @@ class Guard:
                 f"the Content-Type is {content_type or 'not given'}; allowed: application/json"
             )
         return None
+
+    def _has_cookie(self, headers: Headers) -> bool:
+        try:
+            cookies = SimpleCookie(headers.get("cookie", ""))
+        except CookieError:
+            return False
+        name, value = self._cookie
+        return name in cookies and hmac.compare_digest(cookies[name].value.encode(), value.encode())
+
+
+def _foreign(headers: Headers) -> str | None:
+    """Why a request that a browser has sent does not come from a page of ours."""
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        return f"a page of another origin asks: {origin}"
+    site = headers.get("sec-fetch-site", "none")
+    if site not in ("same-origin", "none"):
+        return f"a page of another origin asks: Sec-Fetch-Site is {site}"
+    return None
+
+
+def _is_navigation(scope: Scope, headers: Headers) -> bool:
+    """Whether somebody opens one of the pages in a browser."""
+    return (
+        scope["method"] == "GET"
+        and scope["path"] in pages.PAGES
+        and "authorization" not in headers
+        and "text/html" in headers.get("accept", "")
+    )
 
 
 _TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes; Kafka clients are the way for much data"

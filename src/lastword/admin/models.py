@@ -105,3 +105,22 @@ class Problem(BaseModel):
     status: int
     detail: str
     error: str = Field(description="The name of the error in Lastword's tree of errors.")
+
+
+class StoryRecord(_Body):
+    """A record of a story."""
+
+    key: str | None = Field(default=None, max_length=200)
+    value: str | None = Field(default=None, max_length=200, description="null deletes the key.")
+
+
+class ClockMove(_Body):
+    """How far a story's clock is put forward."""
+
+    forward_ms: int = Field(ge=0, le=366 * 24 * 3600 * 1000)
+
+
+class SceneRun(_Body):
+    """Which partition to compact and watch."""
+
+    partition: int = Field(default=0, ge=0)

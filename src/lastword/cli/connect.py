@@ -14,7 +14,7 @@ import typer
 
 from lastword.cli.options import Session, YesOption, command, group
 from lastword.cli.output import age, facts, styled, table
-from lastword.errors import InvalidError, LockedError
+from lastword.errors import InvalidError, LockedError, UnavailableError
 
 if TYPE_CHECKING:
     from lastword.connect.target import Target
@@ -32,7 +32,19 @@ app = group(
 
 
 @command(app, "run", examples=["lastword connect run sources.yaml", "lastword connect run sources.yaml -v"])
-def run(session: Session, file: FileArgument) -> None:
+def run(
+    session: Session,
+    file: FileArgument,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Answer /metrics there, for Prometheus.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Run the sources of a file until Ctrl-C or SIGTERM, which end each one after the chunk that it is at.
 
     Where a server or another process has the log open, the sources run beside it and hand it what they read. A source
@@ -41,6 +53,8 @@ def run(session: Session, file: FileArgument) -> None:
     from lastword.connect import ConnectConfig, Connectors
 
     config = ConnectConfig.load(file)
+    if metrics is not None:
+        _answer_metrics(metrics)
     ended = threading.Event()
     before = (
         {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -70,13 +84,17 @@ def check(session: Session, file: FileArgument) -> None:
 
     The exit code is 1 if something is in the way.
     """
+    from lastword.clock import SystemClock
     from lastword.connect import ConnectConfig
     from lastword.connect.runner import check as check_sources
-    from lastword.connect.target import BesideTarget
+    from lastword.connect.target import BesideTarget, NoTarget
 
     config = ConnectConfig.load(file)
-    with session.read() as log:
-        problems = check_sources(config, BesideTarget(log, _refuse_to_create))
+    if session.data_folder.exists():
+        with session.read() as log:
+            problems = check_sources(config, BesideTarget(log, _refuse_to_create))
+    else:
+        problems = check_sources(config, NoTarget(session.data_folder, SystemClock()))
     session.output.show(
         problems,
         table(
@@ -148,19 +166,40 @@ def reset(session: Session, name: NameArgument, yes: YesOption = False) -> None:
 def _target(session: Session, *, create: bool) -> Iterator[Target]:
     """The log, opened here as its writer; where another process is that, read beside it."""
     import lastword
+    from lastword import running
     from lastword.connect.target import BesideTarget, LogTarget
     from lastword.locks import writer_channel
 
-    try:
-        log = lastword.open(session.data_folder, config=session.config, create=create)
-    except LockedError:
-        if writer_channel(session.data_folder) is None:
-            raise
-        with session.read() as beside:
-            yield BesideTarget(beside, lambda *given: _create_by_server(session, *given))
+    log = None
+    # A server's broker may be just being started again: its role is not free.
+    if running.load(session.data_folder) is None:
+        try:
+            log = lastword.open(session.data_folder, config=session.config, create=create)
+        except LockedError:
+            if writer_channel(session.data_folder) is None:
+                raise
+    if log is not None:
+        with log:
+            yield LogTarget(log)
         return
-    with log:
-        yield LogTarget(log)
+    with session.read() as beside:
+        yield BesideTarget(beside, lambda *given: _create_by_server(session, *given))
+
+
+def _answer_metrics(address: str) -> None:
+    from prometheus_client import start_http_server
+
+    from lastword.config.values import Address
+    from lastword.metrics import REGISTRY
+
+    try:
+        host, _, port = Address().parse(address).rpartition(":")
+    except ValueError:
+        raise InvalidError(f"--metrics is {address!r}; allowed: {Address().allowed}") from None
+    try:
+        start_http_server(int(port), addr=host.strip("[]"), registry=REGISTRY)
+    except OSError as error:
+        raise UnavailableError(f"--metrics {address}: {error.strerror or error}") from error
 
 
 def _create_by_server(session: Session, name: str, partitions: int, config: Mapping[str, str]) -> object:

@@ -30,6 +30,7 @@ from lastword.cli import (
     history,
     produce,
     retention,
+    scene,
     serve,
     status,
     topic,
@@ -88,6 +89,7 @@ verify.register(app)
 erase.register(app)
 worker.register(app)
 serve.register(app)
+scene.register(app)
 status.register(app)
 
 

@@ -100,8 +100,8 @@ def _options(session: Session, kafka: str | None, admin: str | None) -> ServeOpt
     if session.config is not None and not session.config.exists():
         raise InvalidConfigError(f"There is no settings file {session.config}.")
     config = BrokerConfig.load(session.config or _own_settings(session))
-    kafka_host, kafka_port = split_address(_address("--kafka", kafka) or config.kafka_listen)
-    admin_host, admin_port = split_address(_address("--admin", admin) or config.admin_listen)
+    kafka_host, kafka_port = split_address(address_of("--kafka", kafka) or config.kafka_listen)
+    admin_host, admin_port = split_address(address_of("--admin", admin) or config.admin_listen)
     advertised = None if config.kafka_advertised is None else split_address(config.kafka_advertised)
     return ServeOptions(
         data=str(session.data_folder.absolute()),
@@ -123,7 +123,7 @@ def _own_settings(session: Session) -> Path | None:
     return own if session.config is None and own.exists() else None
 
 
-def _address(option: str, given: str | None) -> str | None:
+def address_of(option: str, given: str | None) -> str | None:
     from lastword.config.values import Address
 
     if given is None:
@@ -149,6 +149,7 @@ def _show_ready(session: Session, options: ServeOptions, started: Started) -> No
         facts(
             [
                 ("Kafka", server.kafka),
+                ("dashboard", server.admin_url),
                 ("admin API", f"{server.admin_url} (what it offers: {server.admin_url}/docs)"),
                 (
                     "processes",

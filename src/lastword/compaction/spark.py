@@ -94,6 +94,14 @@ class SparkEngine:
                 self._spark = start(self._settings, self._log_path)
             return self._spark
 
+    @property
+    def state(self) -> str:
+        """Whether a session is there, without starting one or waiting for one that is being started."""
+        spark = self._spark
+        if spark is None:
+            return "being started" if self._lock.locked() else "not started"
+        return "running" if self._is_alive(spark) else "gone"
+
     def close(self) -> None:
         with self._lock:
             spark, self._spark = self._spark, None

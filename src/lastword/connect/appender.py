@@ -32,7 +32,7 @@ import pyarrow as pa
 from lastword import batch, disk
 from lastword.connect.protocol import Chunk, Position, SourceRecord
 from lastword.connect.target import Target
-from lastword.errors import CorruptError, InvalidError, UnknownTopicError
+from lastword.errors import CorruptError, InvalidError, InvalidRecordError, UnknownTopicError
 from lastword.partitioner import Turns, partitions_of
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, TimestampType
 from lastword.staged import Piece, Sink, Unit
@@ -137,8 +137,7 @@ class Appender:
                 encoded = batch.encode_arrow(
                     own.set_column(0, PAYLOAD_SCHEMA.field(0), offsets), batch_bytes=batch_bytes
                 )
-                for each in encoded:
-                    batch.validate(each, limits)
+                _check(encoded, limits, topic.name)
                 disk.write_pieces(fd, encoded)
                 size_bytes = sum(map(len, encoded))
                 pieces[partition] = [Piece(name, at, size_bytes)]
@@ -148,7 +147,8 @@ class Appender:
             os.close(fd)
         disk.sync_folder(sink.folder)
         reached("connect.staged")
-        sink.propose(Unit(number=number, pieces=pieces))
+        # Checked here, before the journal: what is in there can't be refused any more, however late it is appended.
+        sink.propose(Unit(number=number, pieces=pieces, checked=True))
         return at
 
     def _partitions(
@@ -208,6 +208,14 @@ def forget_position(folder: Path) -> bool:
         return True
     disk.replace_file(path, json.dumps({"number": saved["number"], "topics": saved["topics"]}).encode())
     return True
+
+
+def _check(batches: Sequence[bytes], limits: batch.Limits, topic: str) -> None:
+    try:
+        for each in batches:
+            batch.validate(each, limits)
+    except InvalidRecordError as error:
+        raise type(error)(f"topic {topic!r} does not take a record of the source: {error}") from error
 
 
 def _payload(records: Sequence[SourceRecord], now_ms: int) -> pa.RecordBatch:

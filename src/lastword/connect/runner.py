@@ -208,11 +208,13 @@ class Task:
         if not isinstance(error, LastwordError):
             text = f"unexpected {type(error).__name__}: {text}"
             logger.debug("source %s", self._source.name, exc_info=error)
+        # One that comes again and again is in the status; it need not fill the log.
+        level = logging.INFO if text == self._error else logging.WARNING
         with self._status_lock:
             self._error = text
             self._errors += 1
         metrics.ERRORS.labels(self._source.name).inc()
-        logger.warning("source %s: %s; trying again in %.1f s", self._source.name, text, pause_ms / 1000)
+        logger.log(level, "source %s: %s; trying again in %.1f s", self._source.name, text, pause_ms / 1000)
         self._be("failing")
 
     def _be(self, state: State) -> None:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from lastword.channel import ask
 from lastword.clock import Clock
-from lastword.errors import LastwordError, UnavailableError, WriteFailedError
+from lastword.errors import LastwordError, UnavailableError, UnknownTopicError, WriteFailedError
 from lastword.locks import writer_channel
 from lastword.log import Log
 from lastword.topic import Topic
@@ -114,6 +114,35 @@ class BesideTarget:
                 f"No process writes {self.path} any more; what was staged waits for the next one."
             )
         return int(answer["appended"])
+
+
+class NoTarget:
+    """Where there is no log yet: for checks."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    def topic(self, name: str) -> Topic:
+        raise UnknownTopicError(f"there is no topic {name!r}, because there is no log in {self._path}")
+
+    def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:  # noqa: ARG002
+        self.topic(name)
+
+    def default_partitions(self) -> int:
+        return 1
+
+    def append_staged(self, topic: str, sink: str, number: int) -> int:  # noqa: ARG002
+        self.topic(topic)
+        return 0
 
 
 class TargetReads:

@@ -12,7 +12,6 @@ records and puts the answer into words.
 """
 
 from lastword.explain.model import (
-    DEFAULT_LIMIT,
     ExplainedRecord,
     Explanation,
     PartitionExplanation,
@@ -22,7 +21,6 @@ from lastword.explain.model import (
 from lastword.explain.partition import Known, Question, explain_partition
 
 __all__ = [
-    "DEFAULT_LIMIT",
     "ExplainedRecord",
     "Explanation",
     "Known",

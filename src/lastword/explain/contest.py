@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastword.compaction import kernels
-from lastword.compaction.engine import MAX_INLINE_SHARES, Failure, TooLarge, find_share, unite
+from lastword.compaction.engine import MAX_INLINE_SHARES, Failure, ShareFound, TooLarge, find_share, unite
 from lastword.compaction.keyset import Share
 from lastword.compaction.survivors import Mask, Survivors
 from lastword.compaction.unit import Unit
@@ -52,18 +52,29 @@ def spared(unit: Unit) -> set[str]:
         return set()
     shares = 1
     while shares <= MAX_INLINE_SHARES:
-        found = [find_share(unit, Share(index, shares)) for index in range(shares)]
-        if failed := next((each for each in found if isinstance(each, Failure)), None):
-            raise UnavailableError(failed.message)
-        if not any(isinstance(each, TooLarge) for each in found):
-            masks = unite(unit, [each for each in found if not isinstance(each, Failure | TooLarge)])
-            kept = [int(np.count_nonzero(mask)) for mask in masks]
+        found = _find_shares(unit, shares)
+        if found is not None:
+            kept = [int(np.count_nonzero(mask)) for mask in unite(unit, found)]
             return {unit.segments[index].path for index in kernels.spared(unit, kept)}
         shares *= 2
     raise UnavailableError(
         f"the keys of {unit.topic} partition {unit.partition} don't fit into {unit.max_set_bytes} bytes even in "
         f"{MAX_INLINE_SHARES} rounds; raise compaction.task.memory.bytes"
     )
+
+
+def _find_shares(unit: Unit, shares: int) -> list[ShareFound] | None:
+    """The survivors of all keys, in so many rounds; None if the keys of one don't fit into memory."""
+    found: list[ShareFound] = []
+    for index in range(shares):
+        match find_share(unit, Share(index, shares)):
+            case Failure() as failed:
+                raise UnavailableError(failed.message)
+            case TooLarge():
+                return None
+            case share:
+                found.append(share)
+    return found
 
 
 class _Finder(Survivors):

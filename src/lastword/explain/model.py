@@ -9,7 +9,6 @@ from lastword.compaction.holds import ReaderPosition
 from lastword.compaction.plan import Reason
 from lastword.compaction.rules import TombstoneWait
 
-DEFAULT_LIMIT = 100
 VALUE_BYTES = 256
 """So much of a value is in an explanation."""
 

@@ -3,6 +3,23 @@
 `rehearse` gives the frames up to the decision about each record, from what the engine would do now, and changes
 nothing. Then somebody compacts: this process, or a worker elsewhere. `finish` adds the frames of what was really
 committed, read from the snapshots, and the picture afterwards. `perform` does all three.
+
+A *picture*: `topic`, `partition`, `now_ms`, `snapshot_id`, the positions (`log_start`, `first_dirty`, `sealed_end`,
+`log_end`), `segments` in offset order (`kind`, `file`, `first_offset`, `last_offset`, `records` as explain/data.py
+gives them) and `state`, the last word on each key.
+
+A *run*: `topic`, `partition`, `strategy`, `code` (code.py), `due` or `not_due`, the picture `before`, `frames`, and
+once it is finished `committed` (None: nothing was) and the picture `after`. Each frame has `index`, `phase`, `line`
+(the id of a line of the code, or None) and `text`; and by its phase
+
+    seal      `file`, `offsets`: what is only in the WAL becomes a segment
+    find      `offset`, `key`, `wins`, `overtakes`, `adds_key`, `keys_seen`; the first one has `keys_seen` alone
+    decide    `offset`, `goes`, `rule`, `beaten_by`, `until_ms`
+    rewrite   `out` (files), `new` (`file`, `records`, `offsets`, or None); or `file`, which stays as it is
+    commit    `snapshot_id`, `parent_id`, `details`, `first_dirty` (`before`, `after`)
+    later     `offset`, `until_ms`: a tombstone that is left, and when it may go
+
+State and records of a frame are those of the picture `before` until the commit, then those of `after`.
 """
 
 from __future__ import annotations

@@ -89,6 +89,16 @@ class Sketches:
         """About how many distinct keys these segments have together."""
         return distinct_keys(self._of(segment).sketch for segment in segments)
 
+    def growing(self, segments: Sequence[Segment]) -> list[float]:
+        """About how many distinct keys the first of these segments has, the first two together, and so on."""
+        union = datasketches.theta_union(_LOG_K, seed=_SEED)
+        found = []
+        for segment in segments:
+            sketch = self._of(segment).sketch
+            union.update(datasketches.compact_theta_sketch.deserialize(sketch, seed=_SEED))
+            found.append(float(union.get_result().get_estimate()))
+        return found
+
     def mean_key_bytes(self, segments: Sequence[Segment]) -> int:
         """The mean size of a key in these segments, rounded up."""
         found = [self._of(segment) for segment in segments]

@@ -15,6 +15,7 @@ from lastword.admin import app as admin_app
 from lastword.admin.desk import Desk, WorkerDesk
 from lastword.admin.groups import CoordinatedGroups
 from lastword.admin.jobs import Jobs
+from lastword.admin.scenes import Stories
 from lastword.admin.server import AdminServer, read_token
 from lastword.broker.server import Broker
 from lastword.log import Log
@@ -54,6 +55,7 @@ async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServ
     await broker.start()
     groups = CoordinatedGroups(broker.group_service)
     jobs = Jobs()
+    stories = Stories()
 
     def erased(topic: str) -> None:
         if (found := log.opened_topics().get(topic)) is not None:
@@ -67,6 +69,7 @@ async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServ
             broker=lambda: (broker, loop),
             groups=lambda: groups,
             erased=erased,
+            stories=stories,
         )
     )
     leash.ready(kafka=list(broker.address), admin=list(admin.address))
@@ -76,6 +79,7 @@ async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServ
     logger.debug("the broker has stopped")
     jobs.close()
     await asyncio.to_thread(admin.close)
+    await asyncio.to_thread(stories.close)
     logger.debug("the admin API has stopped")
 
 

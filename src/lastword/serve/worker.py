@@ -23,7 +23,7 @@ from lastword.errors import InvalidError, LastwordError
 from lastword.locks import Role, RoleLock
 from lastword.log import Log
 from lastword.log import open as open_log
-from lastword.operations import cleaning, compaction, topics, working
+from lastword.operations import cleaning, compaction, explaining, topics, working
 from lastword.operations.maintaining import wait_for_maintenance
 from lastword.serve.child import Leash, ServeOptions, run
 from lastword.worker import Worker
@@ -83,6 +83,8 @@ class _Requests:
                 return "pong"
             case {"do": "metrics"}:
                 return metrics.exposition()
+            case {"do": "engine"}:
+                return self._log.compaction.engine_state()
             case {"do": "compact_topic", "dry_run": True, "topic": topic}:
                 return compaction.plan_topic(
                     self._log,
@@ -97,6 +99,18 @@ class _Requests:
                 return cleaning.run_retention(self._log, dry_run=True, topics=request["topics"])
             case {"do": "verify", "topic": topic}:
                 return compaction.verify(self._log, topic, before=request["before"], after=request["after"])
+            case {"do": "explain", "topic": topic}:
+                key = request["key_base64"]
+                return explaining.explain(
+                    self._log,
+                    topic,
+                    partition=request["partition"],
+                    key=None if key is None else base64.b64decode(key),
+                    from_offset=request["from_offset"],
+                    limit=request["limit"],
+                    run=request["run"],
+                    seal=request["seal"],
+                )
             case {"do": "run_all"}:
                 return working.run_worker_once(self._worker)
         with wait_for_maintenance(self._log):

@@ -1,4 +1,4 @@
-"""Logs that this process has open for reading. Spark's Python processes live on, and opening a catalog takes a while."""
+"""Logs that this process has open for reading: Spark's Python processes live on, and opening takes a while."""
 
 from __future__ import annotations
 

@@ -146,11 +146,11 @@ def commit(where: Where, name: str, number: int, staged: Sequence[StagedRows]) -
             pieces.setdefault(partition, []).append(piece)
     files = [each.file for each in staged]
     if not pieces:
-        sink.clear(files)
+        sink.discard(files)
         return
     reached("sink.staged")
     if not sink.propose(Unit(number=number, pieces=pieces)):
-        sink.clear(files)
+        sink.discard(files)
     if sink.committed is None or sink.committed < number:
         _append(where, topic.name, name, number)
 
@@ -176,8 +176,8 @@ def _append(where: Where, topic: str, sink: str, number: int) -> None:
 
 
 def discard(where: Where, name: str, staged: Sequence[StagedRows]) -> None:
-    """Remove what tasks have staged for a write that failed."""
-    _sink(where, name)[1].clear([each.file for each in staged])
+    """Remove what tasks have staged for a write that failed. Spark also says so when a commit has failed half-way."""
+    _sink(where, name)[1].discard([each.file for each in staged])
 
 
 def _sink(where: Where, name: str) -> tuple[Topic, Sink]:

@@ -20,7 +20,7 @@ from lastword.connect.postgres.position import (
     lsn_text,
     parse_lsn,
 )
-from lastword.connect.postgres.snapshot import _row
+from lastword.connect.postgres.snapshot import row_of
 from lastword.connect.postgres.toast import slices
 from lastword.connect.postgres.values import Type, converter
 from lastword.errors import CorruptError
@@ -140,7 +140,7 @@ def test_rows_of_copy(cells: list[bytes | None]) -> None:
         else b"".join(escapes.get(cell[i : i + 1], cell[i : i + 1]) for i in range(len(cell)))
         for cell in cells
     )
-    assert _row(line + b"\n") == cells
+    assert row_of(line + b"\n") == cells
 
 
 # ------------------------------------------------------------------------------------------------- positions

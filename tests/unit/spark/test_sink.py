@@ -186,9 +186,15 @@ def test_a_commit_that_is_killed_at_any_step_is_finished_by_the_next(tmp_path: P
         def write(number: int = number, numbers: range = numbers) -> None:
             # The order in which tasks end is another one each time.
             parts = [numbers[:20], numbers[20:], range(0)]
-            sink.commit(at, "q", number, staged(at, "q", *(parts if number % 2 else parts[::-1])))
+            tasks = staged(at, "q", *(parts if number % 2 else parts[::-1]))
+            (folder / "staged").write_text("\n".join(task.file for task in tasks))
+            sink.commit(at, "q", number, tasks)
 
         assert killed_at(step, write), step
+        # Spark says that the write has failed, and knows no more than that.
+        names = (folder / "staged").read_text().splitlines()
+        failed = [StagedRows(sink="q", file=name, pieces=()) for name in names]
+        assert not killed_at(None, lambda failed=failed: sink.discard(at, "q", failed))
         assert not killed_at(None, write)
         expected.update(numbers)
     with open_log(folder, ManualClock(), {}) as log:

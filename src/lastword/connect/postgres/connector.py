@@ -15,26 +15,22 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from lastword.clock import monotonic_s
 from lastword.connect.options import Options
 from lastword.connect.postgres import pgoutput
-from lastword.connect.postgres.database import Database, Table, is_integer, where
+from lastword.connect.postgres.changes import Changes
+from lastword.connect.postgres.database import Database, Table, is_dsn, is_integer, where
 from lastword.connect.postgres.pgoutput import (
-    Begin,
-    Commit,
-    Delete,
-    Insert,
     Relation,
     Truncate,
-    Update,
     Value,
 )
-from lastword.connect.postgres.position import Epoch, Filter, OrderKey, PgPosition, TableProgress, parse_lsn
+from lastword.connect.postgres.position import Epoch, PgPosition, TableProgress, parse_lsn
 from lastword.connect.postgres.rows import Envelope, Shape
-from lastword.connect.postgres.snapshot import SnapshotReader
+from lastword.connect.postgres.snapshot import SnapshotReader, row_of
 from lastword.connect.postgres.stream import ReplicationStream
 from lastword.connect.postgres.toast import Filler, Incomplete
 from lastword.connect.protocol import Chunk, Context, Position, SourceRecord
@@ -42,12 +38,12 @@ from lastword.errors import InvalidConfigError, InvalidError
 
 logger = logging.getLogger(__name__)
 
-MAX_RECORDS: Final = 8_000
-MAX_BYTES: Final = 4 << 20
 IDLE_S: Final = 0.5
 LINGER_S: Final = 0.05
 """How long the rest of a transaction is waited for before what has come of it is appended."""
 MONITOR_S: Final = 10.0
+MAX_PASSED: Final = 20_000
+"""Messages after which a word is given, although there was nothing in them."""
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _PLACEHOLDER = re.compile(r"\{(.*?)\}")
 _NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]")
@@ -58,9 +54,13 @@ class PostgresConnector:
 
     def __init__(self, options: Options, context: Context) -> None:
         self._context = context
-        self._database = Database(
-            options.required("dsn", "the database, as a libpq connection string", secret=True)
-        )
+        dsn = options.required("dsn", "the database, as a libpq connection string", secret=True)
+        if not is_dsn(dsn):
+            # It is not shown, and neither is what libpq says of it: there may be a password in it.
+            raise options.invalid(
+                "dsn", "is not a libpq connection string, such as `host=db dbname=shop user=lastword`"
+            )
+        self._database = Database(dsn)
         self._table_names = _tables(options)
         self._key = _names(options.texts("primary_key"))
         default = "lastword_" + re.sub(r"[^a-z0-9_]", "_", context.source.lower())
@@ -149,6 +149,7 @@ class PostgresConnector:
                 )
             database.create_publication(name, tables)
             logger.info("source %s: created the publication %s", self._context.source, name)
+        database.check_publication(name)
         published = []
         for table in tables:
             found = database.published(table, name)
@@ -195,9 +196,11 @@ class PostgresConnector:
             )
         if slot.wal_status == "lost":
             raise InvalidError(self._lost())
-        if position is not None:
-            return PgPosition.from_json(position)
-        return PgPosition(lsn=slot.confirmed_lsn)
+        if position is None:
+            return PgPosition(lsn=slot.confirmed_lsn)
+        at = PgPosition.from_json(position)
+        self._database.check_reaches(at.commit_lsn)
+        return at
 
     def _lost(self) -> str:
         return (
@@ -237,13 +240,13 @@ class PostgresConnector:
             for table in waiting:
                 progress = at.tables[table.quoted]
                 shape = self._shape(table, table.columns, table.key)
-                for rows in reader.read(table, progress.after):
-                    if not rows:
+                for lines in reader.read(table, progress.after):
+                    if not lines:
                         yield Chunk((), at.to_json())
                         continue
-                    records = [self._read_record(shape, row, time_ms) for row in rows]
-                    progress.rows += len(rows)
-                    progress.after = shape.order_key_texts(rows[-1])
+                    records = [self._read_record(shape, row_of(line), time_ms) for line in lines]
+                    progress.rows += len(lines)
+                    progress.after = shape.order_key_texts(row_of(lines[-1]))
                     self._monitor("snapshot", at)
                     yield Chunk(records, at.to_json())
                 progress.done, progress.after = True, None
@@ -270,6 +273,7 @@ class PostgresConnector:
         )
         changes = Changes(at, self)
         self._monitor("stream", at, now=True)
+        passed = 0
         while True:
             data = stream.read()
             if data is None:
@@ -292,9 +296,13 @@ class PostgresConnector:
                 yield from changes.truncate(message, self._truncates)
             elif message is not None:
                 changes.add(message)
+            passed += 1
             if changes.is_full:
                 self._monitor("stream", at)
                 yield changes.take()
+            elif passed % MAX_PASSED == 0 and changes.is_empty:
+                # Changes that are in the log already, or are of no interest.
+                yield Chunk((), at.to_json())
 
     def shape_of(self, relation: Relation) -> Shape | None:
         """How rows of a relation become records; None if it is none of this source's tables."""
@@ -389,194 +397,6 @@ class PostgresConnector:
             self._warned = is_long
             facts |= {"slot_lag_bytes": slot.lag_bytes, "wal_status": slot.wal_status, "warning": warning}
         self._context.report(facts)
-
-
-class Changes:
-    """The changes of a stream as records, gathered until they are taken; and the position after them."""
-
-    def __init__(self, at: PgPosition, connector: PostgresConnector) -> None:
-        self._at = at
-        self._connector = connector
-        self._filter = Filter(at.epochs) if at.epochs else None
-        self._shapes: dict[int, Shape | None] = {}
-        self._records: list[SourceRecord] = []
-        self._incomplete: dict[int, Incomplete] = {}
-        self._bytes = 0
-        self._begin: Begin | None = None
-        self._index = 0
-        self._skipped = 0
-        """Changes of this transaction that are in the log already."""
-
-    @property
-    def in_transaction(self) -> bool:
-        return self._begin is not None
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._records
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._records) >= MAX_RECORDS or self._bytes >= MAX_BYTES
-
-    def take(self) -> Chunk:
-        if self._begin is not None and self._index > self._skipped:
-            self._at.open_lsn, self._at.open_index = self._begin.commit_lsn, self._index
-        records, incomplete = self._records, self._incomplete
-        self._records, self._incomplete, self._bytes = [], {}, 0
-        if self._connector.fills:
-            self._connector.complete(records, incomplete)
-        return Chunk(records, self._at.to_json())
-
-    def add(self, message: Begin | Commit | Relation | Insert | Update | Delete) -> None:
-        match message:
-            case Insert() | Update() | Delete():
-                self._index += 1
-                if self._index <= self._skipped:
-                    return
-                shape = self._shapes.get(message.relation)
-                if shape is not None:
-                    self._change(message, shape)
-            case Begin():
-                self._begin, self._index, self._skipped = message, 0, 0
-                if message.commit_lsn <= self._at.commit_lsn:
-                    self._skipped = 1 << 62
-                elif message.commit_lsn == self._at.open_lsn:
-                    self._skipped = self._at.open_index
-            case Commit():
-                self._commit(message)
-            case Relation():
-                self._shapes[message.oid] = self._connector.shape_of(message)
-
-    def truncate(self, message: Truncate, wanted: bool) -> Iterator[Chunk]:
-        """A tombstone for each key that is left. Cut short by a crash it is done again, for those that are left then."""
-        if self._index + 1 <= self._skipped:
-            self._index += 1
-            return
-        if self._records:
-            yield self.take()
-        assert self._begin is not None
-        if wanted:
-            for relation in message.relations:
-                shape = self._shapes.get(relation)
-                for key in self._connector.live_keys(shape.topic) if shape is not None else ():
-                    assert shape is not None
-                    if not self._has_seen(shape, lambda shape=shape, key=key: _order_key(shape, key)):  # type: ignore[misc]
-                        self._put(SourceRecord(shape.topic, key, None, self._begin.time_ms))
-                    if self.is_full:
-                        yield self.take()
-        self._index += 1
-
-    def _commit(self, message: Commit) -> None:
-        at = self._at
-        at.lsn = max(at.lsn, message.end_lsn)
-        at.commit_lsn = max(at.commit_lsn, message.commit_lsn)
-        at.open_lsn = at.open_index = 0
-        self._begin = None
-        if self._filter is not None and at.commit_lsn >= max(each.until_lsn for each in at.epochs):
-            self._filter, at.epochs = None, []
-
-    def _change(self, message: Insert | Update | Delete, shape: Shape) -> None:
-        match message:
-            case Insert(new=new):
-                self._new("c", shape, new, None, None)
-            case Update(old_row=old, new=new) if old is not None:
-                whole = shape.filled_from(new, old)
-                self._moved(shape, old, whole)
-                self._new("u", shape, whole, old, None)
-            case Update(old_key=old, new=new):
-                lookup = None
-                if old is not None:
-                    self._moved(shape, old, new)
-                    lookup = shape.key(old)
-                self._new("u", shape, new, None, lookup)
-            case Delete(old_key=old_key, old_row=old_row):
-                old = old_row if old_row is not None else old_key
-                assert old is not None
-                self._gone(shape, old, old_row)
-
-    def _new(
-        self,
-        op: str,
-        shape: Shape,
-        values: Sequence[Value],
-        before: Sequence[Value] | None,
-        lookup: bytes | None,
-    ) -> None:
-        if self._filter is not None and self._has_seen(shape, lambda: shape.order_key(values)):
-            return
-        assert self._begin is not None
-        begin, envelope, key = self._begin, self._connector.envelope, shape.key(values)
-        incomplete = self._connector.fills and pgoutput.UNCHANGED in values
-        if envelope is None:
-            value = b"" if incomplete else shape.row(values)
-            finish = _same
-        else:
-
-            def finish(row: bytes) -> bytes:
-                old = None if before is None else shape.row(before)
-                return envelope.value(
-                    op,
-                    shape,
-                    before=old,
-                    after=row,
-                    lsn=begin.commit_lsn,
-                    xid=begin.xid,
-                    time_ms=begin.time_ms,
-                )
-
-            value = b"" if incomplete else finish(shape.row(values))
-        if incomplete:
-            self._incomplete[len(self._records)] = Incomplete(shape, values, lookup or key, finish)
-        self._put(SourceRecord(shape.topic, key, value, begin.time_ms))
-
-    def _moved(self, shape: Shape, old: Sequence[Value], new: Sequence[Value]) -> None:
-        """An update that changes the key ends the old one."""
-        if shape.key(old) != shape.key(new):
-            self._gone(shape, old, None)
-
-    def _gone(self, shape: Shape, old: Sequence[Value], old_row: Sequence[Value] | None) -> None:
-        if self._has_seen(shape, lambda: shape.order_key(old)):
-            return
-        assert self._begin is not None
-        begin, key = self._begin, shape.key(old)
-        if self._connector.envelope is not None:
-            value = self._connector.envelope.value(
-                "d",
-                shape,
-                before=key if old_row is None else shape.row(old_row),
-                after=None,
-                lsn=begin.commit_lsn,
-                xid=begin.xid,
-                time_ms=begin.time_ms,
-            )
-            self._put(SourceRecord(shape.topic, key, value, begin.time_ms))
-        self._put(SourceRecord(shape.topic, key, None, begin.time_ms))
-
-    def _put(self, record: SourceRecord) -> None:
-        self._records.append(record)
-        self._bytes += len(record.key or b"") + len(record.value or b"")
-
-    def _has_seen(self, shape: Shape, key: Callable[[], OrderKey]) -> bool:
-        if self._filter is None:
-            return False
-        assert self._begin is not None
-        return self._filter.has_seen(self._begin.xid, shape.table, key(), shape.key_is_integer)
-
-
-def _same(row: bytes) -> bytes:
-    return row
-
-
-def _order_key(shape: Shape, key: bytes) -> OrderKey:
-    """The order of a key that is known as JSON only."""
-    import json
-
-    found = json.loads(key)
-    return tuple(
-        int(found[shape.names[index]]) if integer else str(found[shape.names[index]]).encode()
-        for index, integer in zip(shape.key_indexes, shape.key_is_integer, strict=True)
-    )
 
 
 def _tables(options: Options) -> list[str]:

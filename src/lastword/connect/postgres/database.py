@@ -23,7 +23,7 @@ CONNECT_TIMEOUT_S: Final = 10
 
 _TABLE_QUERY: Final = """
     SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, c.reltuples::bigint,
-           format('%%I.%%I', n.nspname, c.relname)
+           format('%%I.%%I', n.nspname, c.relname), c.relpersistence
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass(%s)
 """
@@ -35,7 +35,7 @@ _INDEX_QUERY: Final = """
     ORDER BY a.attnum
 """
 _COLUMNS_QUERY: Final = """
-    SELECT attname, atttypid FROM pg_attribute
+    SELECT attname, atttypid, attnotnull FROM pg_attribute
     WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
     ORDER BY attnum
 """
@@ -128,15 +128,20 @@ class Database:
     def table(self, name: str, *, key: Sequence[str] | None = None) -> Table:
         """A table by its name as SQL has it. InvalidError if it has no key, or its changes would not name the row."""
         found = self._found_table(name)
-        oid, schema, relname, kind, identity, estimate, quoted = found
+        oid, schema, relname, kind, identity, estimate, quoted, persistence = found
         if kind not in ("r", "p"):
             raise InvalidError(f"{quoted} is not a table, so it has no changes.")
+        if persistence != "p":
+            raise InvalidError(
+                f"{quoted} is unlogged or temporary: PostgreSQL does not write its changes to the WAL."
+            )
         if identity == "n":
             raise InvalidError(
                 f"{quoted} has REPLICA IDENTITY NOTHING: its updates and deletes don't say which row they change. "
                 f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT (or FULL) changes that."
             )
-        columns = tuple(self.rows(_COLUMNS_QUERY, [oid]))
+        described = self.rows(_COLUMNS_QUERY, [oid])
+        columns = tuple((each, type_oid) for each, type_oid, _ in described)
         names = [each for each, _ in columns]
         own = [each for (each,) in self.rows(_INDEX_QUERY, [oid, identity == "i"])]
         for each in key or ():
@@ -155,6 +160,11 @@ class Database:
             raise InvalidError(
                 f"primary_key is {', '.join(chosen)}, and the key of {quoted} is {', '.join(own) or 'none'}: its "
                 f"deletes would not carry that key. Leave primary_key out, or set REPLICA IDENTITY FULL."
+            )
+        if nullable := [each for each, _, not_null in described if each in chosen and not not_null]:
+            raise InvalidError(
+                f"The key column {nullable[0]!r} of {quoted} may be null; a key is unique and has no nulls. "
+                f"ALTER TABLE {quoted} ALTER {nullable[0]} SET NOT NULL."
             )
         return Table(
             oid=oid,
@@ -192,6 +202,27 @@ class Database:
 
     def publication_exists(self, name: str) -> bool:
         return self.one("SELECT 1 FROM pg_publication WHERE pubname = %s", [name]) is not None
+
+    def check_publication(self, name: str) -> None:
+        """InvalidError if some changes are not in it."""
+        found = self.one(
+            "SELECT pubinsert, pubupdate, pubdelete FROM pg_publication WHERE pubname = %s", [name]
+        )
+        if found is not None and not all(found):
+            raise InvalidError(
+                f"The publication {name!r} does not publish every insert, update and delete. ALTER PUBLICATION "
+                f"{self.quote(name)} SET (publish = 'insert, update, delete, truncate') changes that."
+            )
+
+    def check_reaches(self, lsn: int) -> None:
+        """InvalidError if the database has not come as far as a position in its WAL: it is another one, or an older."""
+        found = self.one("SELECT pg_current_wal_insert_lsn()::text")
+        assert found is not None
+        if parse_lsn(found[0]) < lsn:
+            raise InvalidError(
+                f"PostgreSQL ({where(self.dsn)}) is at {found[0]} of its WAL, before the position of the source: it was "
+                f"restored from a backup, or is another database. `lastword connect reset` lets the source begin again."
+            )
 
     def create_publication(self, name: str, tables: Sequence[Table]) -> None:
         listed = ", ".join(each.quoted for each in tables)
@@ -274,12 +305,17 @@ def errors_of(dsn: str) -> Iterator[None]:
         raise UnavailableError(f"PostgreSQL ({where(dsn)}): {_text(error)}") from error
 
 
+def is_dsn(text: str) -> bool:
+    try:
+        psycopg2.extensions.parse_dsn(text)
+    except psycopg2.ProgrammingError:
+        return False
+    return True
+
+
 def where(dsn: str) -> str:
     """Which database a connection string names, without secrets."""
-    try:
-        given = psycopg2.extensions.parse_dsn(dsn)
-    except psycopg2.ProgrammingError:
-        return "its connection string can't be read"
+    given = psycopg2.extensions.parse_dsn(dsn)
     return (
         " ".join(f"{key}={given[key]}" for key in ("host", "port", "dbname", "user") if key in given)
         or "local"

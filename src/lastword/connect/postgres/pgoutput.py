@@ -137,17 +137,19 @@ def _values(data: bytes, at: int) -> tuple[Values, int]:
     count = _UINT16.unpack_from(data, at)[0]
     at += 2
     values: Values = []
+    append, size_at = values.append, _UINT32.unpack_from
     for _ in range(count):
         kind = data[at]
-        at += 1
         if kind == 0x74:  # t
-            end = at + 4 + int.from_bytes(data[at : at + 4])
-            values.append(data[at + 4 : end])
-            at = end
+            start = at + 5
+            at = start + size_at(data, at + 1)[0]
+            append(data[start:at])
         elif kind == 0x6E:  # n
-            values.append(None)
+            append(None)
+            at += 1
         elif kind == 0x75:  # u
-            values.append(UNCHANGED)
+            append(UNCHANGED)
+            at += 1
         else:
             raise ValueError(f"a column of kind {chr(kind)!r}")
     if at > len(data):

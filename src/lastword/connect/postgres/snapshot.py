@@ -39,20 +39,24 @@ class SnapshotReader:
     def __init__(self, database: Database) -> None:
         self._dsn = database.dsn
         self._connection = connect(self._dsn)
-        with errors_of(self._dsn):
-            self._connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-            with self._connection.cursor() as cursor:
-                cursor.execute("SELECT pg_current_snapshot()::text")
-                self.snapshot = str(cursor.fetchone()[0])
-                # Asked after the snapshot was taken: everything that it has seen was committed before.
-                cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
-                self.until_lsn = str(cursor.fetchone()[0])
+        try:
+            with errors_of(self._dsn):
+                self._connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
+                with self._connection.cursor() as cursor:
+                    cursor.execute("SELECT pg_current_snapshot()::text")
+                    self.snapshot = str(cursor.fetchone()[0])
+                    # Asked after the snapshot was taken: everything that it has seen was committed before.
+                    cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
+                    self.until_lsn = str(cursor.fetchone()[0])
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self._connection.close()
 
-    def read(self, table: Table, after: Sequence[str] | None) -> Iterator[list[list[Value]]]:
-        """The rows of a table after a key, some at a time, each as PostgreSQL's texts in the order of its columns.
+    def read(self, table: Table, after: Sequence[str] | None) -> Iterator[list[bytes]]:
+        """The rows of a table after a key, some at a time, each as a line of COPY; `row_of` takes it apart.
 
         Where it takes long until there are some, an empty list comes in between.
         """
@@ -75,7 +79,7 @@ class SnapshotReader:
                 if isinstance(some, BaseException):
                     with errors_of(self._dsn):
                         raise some
-                yield [_row(line) for line in some]
+                yield some
         finally:
             if thread.is_alive():
                 gone.set()
@@ -160,10 +164,13 @@ class _Sink:
             self._lines, self._bytes = [], 0
 
 
-def _row(line: bytes) -> list[Value]:
-    """COPY's text format: columns between tabs, \\N is null, backslashes before what is special."""
+def row_of(line: bytes) -> list[Value]:
+    """A line of COPY's text format: columns between tabs, \\N is null, backslashes before what is special."""
+    cells = line.removesuffix(b"\n").split(b"\t")
+    if b"\\" not in line:
+        return [*cells]
     values: list[Value] = []
-    for each in line.removesuffix(b"\n").split(b"\t"):
+    for each in cells:
         if b"\\" not in each:
             values.append(each)
         elif each == b"\\N":

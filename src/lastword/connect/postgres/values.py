@@ -29,6 +29,9 @@ SESSION: Final = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "client_encoding": "UTF8",
+    # Reading a large table takes its time.
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
 }
 """What a session must have for its texts to be those that are understood here."""
 

@@ -1,0 +1,179 @@
+"""The dashboard: its pages, which are static files, and what only they ask for.
+
+A page holds no data; it asks the API for everything and sets it as text. Its policy allows scripts and styles of this
+server alone, none within the page, and no text to become markup.
+
+With a token, a browser can't send it when it opens a page. So the page at /login takes the token, sends it once as
+everybody else does, and gets a cookie instead, which is not the token and which scripts can't read. The cookie is good
+for pages of this very origin only (guard.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import mimetypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+
+from lastword.admin import models, views
+from lastword.admin.desk import Desk
+from lastword.errors import UnavailableError
+
+Data = dict[str, Any]
+
+WEB = Path(__file__).with_name("web")
+PAGES = ("/", "/topic", "/records", "/live", "/scene")
+LOGIN = "/login"
+OPEN_PATHS = (LOGIN, "/web/login.js", "/web/base.css", "/web/icon.svg")
+"""What somebody without a token needs to give one; none of it tells anything."""
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+MOST_STATE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    media_type: str
+    tag: str
+
+
+def cookie_of(token: str) -> tuple[str, str]:
+    """The name and the value of the cookie that stands for a token. Servers on other ports have other names."""
+    digest = hmac.new(token.encode(), b"lastword dashboard", hashlib.sha256).hexdigest()
+    return f"lastword_{digest[:8]}", digest[8:]
+
+
+def add(app: FastAPI, desk: Desk) -> None:
+    """The pages and their own paths."""
+    _add_files(app)
+    _add_login(app)
+    _add_views(app, desk)
+
+
+def _add_files(app: FastAPI) -> None:
+    files = {
+        path.name: _File(
+            content := path.read_bytes(),
+            mimetypes.guess_type(path.name)[0] or "application/octet-stream",
+            f'"{hashlib.sha256(content).hexdigest()[:16]}"',
+        )
+        for path in sorted(WEB.iterdir())
+        if path.is_file()
+    }
+
+    def answer(request: Request, name: str) -> Response:
+        file = files[name]
+        headers = {**HEADERS, "ETag": file.tag}
+        if request.headers.get("if-none-match") == file.tag:
+            return Response(status_code=304, headers=headers)
+        kind = "text/javascript" if name.endswith(".js") else file.media_type
+        return Response(file.content, media_type=kind, headers=headers)
+
+    async def page(request: Request) -> Response:
+        return answer(request, "index.html")
+
+    for path in PAGES:
+        app.add_api_route(path, page, methods=["GET"], include_in_schema=False)
+
+    @app.get(LOGIN, include_in_schema=False)
+    async def login_page(request: Request) -> Response:
+        return answer(request, "login.html")
+
+    @app.get("/favicon.ico", include_in_schema=False)
+    async def icon(request: Request) -> Response:
+        return answer(request, "icon.svg")
+
+    for each in files:
+        if not each.endswith(".html"):
+
+            async def static(request: Request, name: str = each) -> Response:
+                return answer(request, name)
+
+            app.add_route(f"/web/{each}", static, methods=["GET"], include_in_schema=False)
+
+
+def _add_login(app: FastAPI) -> None:
+    @app.post(LOGIN, include_in_schema=False)
+    async def login(request: Request, _nothing: models.Nothing) -> Response:
+        # The guard has let it pass: the token is right, or none is needed.
+        token = request.headers.get("authorization", "").partition(" ")[2].strip()
+        response = Response(status_code=204)
+        if token:
+            name, value = cookie_of(token)
+            response.set_cookie(
+                name, value, httponly=True, samesite="strict", secure=request.url.scheme == "https"
+            )
+        return response
+
+    @app.post("/logout", include_in_schema=False)
+    async def logout(request: Request, _nothing: models.Nothing) -> Response:
+        response = Response(status_code=204)
+        for name in request.cookies:
+            if name.startswith("lastword_"):
+                response.delete_cookie(name, httponly=True, samesite="strict")
+        return response
+
+
+def _add_views(app: FastAPI, desk: Desk) -> None:
+    @app.get("/v1/session", tags=["dashboard"])
+    async def session(request: Request) -> Data:
+        """Whether it is a login's cookie that lets the asker in."""
+        return {"by_cookie": any(name.startswith("lastword_") for name in request.cookies)}
+
+    overview = views.Overview(desk.log)
+
+    @app.get("/v1/views/overview", tags=["dashboard"])
+    def all_topics() -> Data:
+        """All topics, a row each: what they have, how dirty they are, what is due and why, what is wrong."""
+        return overview.look()
+
+    @app.get("/v1/views/topics/{topic}", tags=["dashboard"])
+    def one_topic(
+        topic: str,
+        estimates: Annotated[
+            bool, Query(description="Also the garbage of each segment, from the files' footers.")
+        ] = False,
+    ) -> Data:
+        """Where a topic's records are along its offsets, who reads them, and its snapshots."""
+        return views.layout(desk.log, topic, estimates=estimates)
+
+    @app.get("/v1/views/topics/{topic}/settings", tags=["dashboard"])
+    def settings(topic: str) -> list[Data]:
+        """The settings that a topic may have of its own: what holds and why, what it means, what is allowed."""
+        return views.settings(desk.log, topic)
+
+    @app.get("/v1/views/topics/{topic}/state", tags=["dashboard"])
+    def state(
+        topic: str,
+        search: Annotated[str | None, Query(description="Only keys that have this text in them.")] = None,
+        as_of: Annotated[str | None, Query(description="As it was: a time or snapshot:ID.")] = None,
+        limit: Annotated[int, Query(alias="max", ge=1, le=MOST_STATE)] = 100,
+    ) -> Data:
+        """The newest record of each key, without deleted keys, searched by key."""
+        return views.state(desk.log, topic, search=search, as_of=as_of, limit=limit)
+
+    @app.get("/v1/views/engine", tags=["dashboard"])
+    def engine() -> Data:
+        """What compacts in the worker's process, and how it is doing."""
+        try:
+            found: Data = desk.worker.ask("engine", {})
+        except UnavailableError as error:
+            return {
+                "factory": desk.log.config.compaction_service_factory,
+                "state": "unknown",
+                "why": str(error),
+            }
+        return found

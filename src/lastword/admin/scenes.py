@@ -1,0 +1,144 @@
+"""The scene over HTTP: stories, each a log of its own, and runs of real topics to watch.
+
+A story is compacted in this process, on its own few records; a topic by the worker, like any other compaction that is
+asked for. At most MOST_STORIES are kept: whoever begins another one ends the one that was not touched for longest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+from uuid import uuid4
+
+from fastapi import FastAPI, Query, Request, Response
+
+from lastword import scene
+from lastword.admin import models
+from lastword.admin.desk import Desk
+from lastword.admin.jobs import Jobs
+from lastword.channel import ReportProgress
+from lastword.errors import InvalidError, UnknownTopicError
+
+Data = dict[str, Any]
+T = TypeVar("T")
+
+MOST_STORIES = 8
+MOST_STORY_RECORDS = 300
+
+
+class Stories:
+    """The stories that are being told, by id."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stories: OrderedDict[str, tuple[scene.Story, threading.Lock]] = OrderedDict()
+
+    def begin(self) -> Data:
+        story = scene.Story()
+        story_id = uuid4().hex
+        with self._lock:
+            self._stories[story_id] = (story, threading.Lock())
+            old = [self._stories.popitem(last=False)[1] for _ in range(len(self._stories) - MOST_STORIES)]
+        for each, lock in old:
+            with lock:
+                each.close()
+        return {"id": story_id, "steps": story.steps, "told": 0, **story.picture()}
+
+    def do(self, story_id: str, act: Callable[[scene.Story], T]) -> T:
+        """Do something to a story; one thing at a time."""
+        with self._lock:
+            found = self._stories.get(story_id)
+            if found is not None:
+                self._stories.move_to_end(story_id)
+        if found is None:
+            raise UnknownTopicError("there is no such story any more; begin a new one")
+        story, lock = found
+        with lock:
+            return act(story)
+
+    def close(self) -> None:
+        with self._lock:
+            stories, self._stories = self._stories, OrderedDict()
+        for story, lock in stories.values():
+            with lock:
+                story.close()
+
+
+def add(app: FastAPI, desk: Desk, jobs: Jobs, stories: Stories) -> None:
+    """The scene's paths."""
+    _add_stories(app, stories)
+    _add_topics(app, desk, jobs)
+
+
+def _add_stories(app: FastAPI, stories: Stories) -> None:
+    @app.post("/v1/scene/stories", tags=["scene"], status_code=201)
+    def begin_story(_nothing: models.Nothing) -> Data:
+        """Begin the story of alice, bob and carol, on a log of its own."""
+        return stories.begin()
+
+    @app.get("/v1/scene/stories/{story}", tags=["scene"])
+    def look_at_story(story: str) -> Data:
+        """A story as it is: its steps, how many are told, and the picture of its partition."""
+        return stories.do(story, lambda each: {"steps": each.steps, "told": each.told, **each.picture()})
+
+    @app.post("/v1/scene/stories/{story}/advance", tags=["scene"])
+    def advance_story(story: str, _nothing: models.Nothing) -> Data:
+        """Do the next step of a story: `picture`, or `run` with its frames."""
+        return stories.do(story, lambda each: {**each.advance(), "clock_ahead_ms": each.clock.ahead_ms})
+
+    @app.post("/v1/scene/stories/{story}/produce", tags=["scene"])
+    def produce_in_story(story: str, new: models.StoryRecord) -> Data:
+        """Append a record to a story's topic."""
+
+        def produce(told: scene.Story) -> Data:
+            found = told.picture()["picture"]
+            if sum(len(each["records"]) for each in found["segments"]) >= MOST_STORY_RECORDS:
+                raise InvalidError(
+                    f"a story has room for {MOST_STORY_RECORDS} records; compact it, or begin a new one"
+                )
+            return told.produce((new.key, new.value))
+
+        return stories.do(story, produce)
+
+    @app.post("/v1/scene/stories/{story}/seal", tags=["scene"])
+    def seal_story(story: str, _nothing: models.Nothing) -> Data:
+        """Seal a story's WAL."""
+        return stories.do(story, lambda each: each.seal())
+
+    @app.post("/v1/scene/stories/{story}/compact", tags=["scene"])
+    def compact_story(story: str, _nothing: models.Nothing) -> Data:
+        """Seal and compact a story's partition, really: `run` has the frames of it."""
+        return stories.do(story, lambda each: each.compact())
+
+    @app.post("/v1/scene/stories/{story}/clock", tags=["scene"])
+    def move_story_clock(story: str, wanted: models.ClockMove) -> Data:
+        """Put a story's clock forward."""
+        return stories.do(story, lambda each: each.move_clock(wanted.forward_ms))
+
+
+def _add_topics(app: FastAPI, desk: Desk, jobs: Jobs) -> None:
+    @app.get("/v1/topics/{topic}/scene", tags=["scene"])
+    def look_at_topic(topic: str, partition: Annotated[int, Query(ge=0)] = 0) -> Data:
+        """A partition of a few hundred records at most, as the scene shows it."""
+        return {"picture": scene.picture(desk.log, topic, partition)}
+
+    @app.post("/v1/topics/{topic}/scene/run", tags=["scene"])
+    async def run_topic(request: Request, topic: str, wanted: models.SceneRun) -> Response:
+        """Seal and compact a partition, really: `run` has the frames of it."""
+        compact = desk.worker.job(
+            "compact_topic",
+            topic=topic,
+            partitions=[wanted.partition],
+            seal=True,
+            force=False,
+            dry_run=False,
+        )
+
+        def run(progress: ReportProgress, gone: Callable[[], bool]) -> Data:
+            rehearsed = scene.rehearse(desk.log, topic, wanted.partition)
+            compact(progress, gone)
+            return {"run": scene.finish(desk.log, rehearsed)}
+
+        return await jobs.answer(request, run)

@@ -1,0 +1,374 @@
+"""What the pages show that no other path tells in one answer: all topics in a row each, and one topic drawn to scale.
+
+A row is made from the table's snapshot, which is asked for with one small query, and from what the writer has in memory;
+no WAL is opened and no segment. Rows are kept for a moment, so that several open pages cost no more than one.
+Ids of snapshots are text here: they have more digits than a number of a browser can hold.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastword.clock import monotonic_s
+from lastword.compaction import plan
+from lastword.compaction.holds import ReaderPosition, Uptime, hold_of
+from lastword.config import is_internal
+from lastword.config.keys import TOPIC_KEYS
+from lastword.errors import LastwordError, UnknownTopicError
+from lastword.log import Log
+from lastword.operations.records import point_of
+from lastword.reader import to_records
+from lastword.readers import committed_positions, group_positions
+from lastword.record_json import record_data
+from lastword.segments.sketch import Sketches
+from lastword.segments.table import Segment, Snapshot
+from lastword.topic import Topic
+from lastword.wal.deleter import LocalFile
+from lastword.worker import load_status
+
+Data = dict[str, Any]
+
+FRESH_S = 2.0
+"""So old a view of all topics may be."""
+MOST_DRAWN = 240
+"""Of more segments in a partition neighbours are drawn as one: a screen has no more room."""
+MOST_FOOTERS = 512
+"""The garbage of a segment is estimated from its footer, a small read; of more segments it would take too long."""
+MOST_SNAPSHOTS = 200
+
+
+# --------------------------------------------------------------------------------------------- all topics
+
+
+class Overview:
+    """All topics, a row each."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._found: Data = {}
+        self._looked_s = float("-inf")
+
+    def look(self) -> Data:
+        with self._lock:
+            if monotonic_s() - self._looked_s > FRESH_S:
+                self._found = self._look()
+                self._looked_s = monotonic_s()
+            return self._found
+
+    def _look(self) -> Data:
+        now_ms = self._log.clock.now_ms()
+        downtimes = Uptime(self._log.path).downtimes(now_ms)
+        status = load_status(self._log.path)
+        failing: dict[str, list[str]] = {}
+        for each in status.failing if status is not None else ():
+            failing.setdefault(each.topic, []).append(
+                f"compaction of partition {each.partition} has failed {each.failures} times: {each.message}"
+            )
+        rows = []
+        for name in self._names():
+            try:
+                rows.append(_row(self._log, self._log.topic(name), now_ms, downtimes, failing.get(name, [])))
+            except UnknownTopicError:
+                continue  # It was deleted meanwhile.
+            except LastwordError as error:
+                rows.append({"name": name, "problems": [str(error)]})
+        return {"now_ms": now_ms, "topics": rows}
+
+    def _names(self) -> list[str]:
+        """The broker has opened every topic; only what was created just now has to be looked for."""
+        opened = [name for name in list(self._log.opened_topics()) if not is_internal(name)]
+        return sorted(opened) if opened else self._log.topics()
+
+
+def _row(
+    log: Log, topic: Topic, now_ms: int, downtimes: Sequence[tuple[int, int]], problems: list[str]
+) -> Data:
+    snapshot = topic.table.snapshot()
+    segments = topic.table.plan(snapshot)
+    due, ratio = _due(log, topic, snapshot, segments, now_ms, downtimes)
+    ends = _log_ends(topic, snapshot)
+    unsealed = sum(
+        max(0, end - max(at.sealed_end, at.log_start))
+        for end, at in zip(ends, snapshot.positions, strict=False)
+    )
+    runs = [at.last_run for at in snapshot.positions if at.last_run is not None]
+    waiting_ms, wal_bytes = 0, 0
+    for partition, writer in enumerate(topic.writers()):
+        files = writer.files
+        sealed_end = snapshot.positions[partition].sealed_end if partition < len(snapshot.positions) else 0
+        for file, following in zip(files, [*files[1:], None], strict=True):
+            is_waiting = following is not None and following.first_offset > sealed_end
+            if is_waiting and file.rolled_ms is not None:
+                waiting_ms = max(waiting_ms, now_ms - file.rolled_ms)
+    for wal in topic.local_wals() if unsealed or len(ends) <= MOST_DRAWN else ():
+        wal_bytes += wal.size_bytes
+    return {
+        "name": topic.name,
+        "cleanup_policy": ",".join(sorted(topic.settings.cleanup_policy)),
+        "partitions": topic.partitions,
+        "records": sum(segment.records for segment in segments) + unsealed,
+        "unsealed_records": unsealed,
+        "segments": len(segments),
+        "sealed_bytes": sum(segment.size_bytes for segment in segments),
+        "wal_bytes": wal_bytes,
+        "dirty_ratio": ratio,
+        "due": due,
+        "last_run_ms": max((run.time_ms for run in runs), default=None),
+        "reclaimed_bytes": sum(run.reclaimed_bytes for run in runs),
+        "tiering_lag_ms": waiting_ms,
+        "problems": [
+            *problems,
+            *(
+                f"partition {number} refuses appends: {writer.failed}"
+                for number, writer in enumerate(topic.writers())
+                if writer.failed
+            ),
+        ],
+    }
+
+
+def _log_ends(topic: Topic, snapshot: Snapshot) -> list[int]:
+    """From the writers' memory, where there are writers."""
+    if topic.writers():
+        return [writer.visible_end for writer in topic.writers()]
+    ends = topic.extents()
+    return [ends[partition].log_end for partition in range(len(snapshot.positions)) if partition in ends]
+
+
+def _due(
+    log: Log,
+    topic: Topic,
+    snapshot: Snapshot,
+    segments: Sequence[Segment],
+    now_ms: int,
+    downtimes: Sequence[tuple[int, int]],
+) -> tuple[Data, float | None]:
+    """Why partitions are due, and how many by each reason; and the highest dirty ratio."""
+    settings = topic.settings
+    by_partition = _by_partition(segments)
+    if not by_partition:
+        return {}, 0.0 if settings.compacts else None
+    readers = committed_positions(log.path, topic.id.hex)
+    views = [
+        plan.PartitionView(
+            partition=partition,
+            positions=snapshot.positions[partition],
+            segments=tuple(own),
+            log_end=snapshot.positions[partition].sealed_end,
+            hold=hold_of(
+                partition,
+                readers,
+                downtimes,
+                hold_ms=log.config.reader_hold_ms,
+                hold_max_ms=log.config.reader_hold_max_ms,
+                now_ms=now_ms,
+            ),
+        )
+        for partition, own in by_partition.items()
+    ]
+    reasons: dict[str, int] = {}
+    for each in plan.propose(topic.name, views, settings, now_ms):
+        reasons[each.reason] = reasons.get(each.reason, 0) + 1
+    if not settings.compacts:
+        return reasons, None
+    ratios = (
+        plan.dirty_ratio(own, snapshot.positions[partition], settings, now_ms)
+        for partition, own in by_partition.items()
+    )
+    return reasons, max(ratios, default=0.0)
+
+
+def _by_partition(segments: Iterable[Segment]) -> dict[int, list[Segment]]:
+    found: dict[int, list[Segment]] = {}
+    for segment in segments:
+        found.setdefault(segment.partition, []).append(segment)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- one topic
+
+
+def layout(log: Log, name: str, *, estimates: bool = False) -> Data:
+    """Where the records of a topic are, along its offsets; who reads them; what was done to them.
+
+    With `estimates` also the garbage of each segment: footers are read for it.
+    """
+    topic = log.topic(name)
+    now_ms = log.clock.now_ms()
+    snapshot = topic.table.snapshot()
+    segments = topic.table.plan(snapshot)
+    by_partition = _by_partition(segments)
+    garbage = _garbage(topic, by_partition) if estimates and len(segments) <= MOST_FOOTERS else {}
+    wals = {wal.partition: wal for wal in topic.local_wals()}
+    ends = _log_ends(topic, snapshot)
+    groups = group_positions(log.path, topic.id.hex)
+    readers = committed_positions(log.path, topic.id.hex)
+    row = _row(log, topic, now_ms, Uptime(log.path).downtimes(now_ms), [])
+    return {
+        **row,
+        "now_ms": now_ms,
+        "id": str(topic.id),
+        "location": topic.table.location,
+        "strategy": topic.settings.compaction_strategy,
+        "garbage_is_known": bool(garbage) or not segments,
+        "partition_list": [
+            {
+                "partition": partition,
+                "log_start": at.log_start,
+                "first_dirty": at.first_dirty,
+                "sealed_end": at.sealed_end,
+                "log_end": ends[partition] if partition < len(ends) else at.sealed_end,
+                "records": sum(each.records for each in by_partition.get(partition, ())),
+                "segment_count": len(by_partition.get(partition, ())),
+                "sealed_bytes": sum(each.size_bytes for each in by_partition.get(partition, ())),
+                "segments": _drawn(by_partition.get(partition, []), at.first_dirty, garbage),
+                "wal": [_file(each, ends, partition) for each in wals[partition].files]
+                if partition in wals
+                else [],
+                "readers": _readers(partition, readers, groups),
+                "last_run": None if at.last_run is None else at.last_run._asdict(),
+            }
+            for partition, at in enumerate(snapshot.positions)
+        ],
+        "snapshots": _snapshots(topic, now_ms),
+    }
+
+
+def _drawn(segments: Sequence[Segment], first_dirty: int, garbage: dict[str, int]) -> list[list[Any]]:
+    """First and last offset, records, bytes, whether dirty, garbage (None: not known), segments that it stands for."""
+    size = -(-len(segments) // MOST_DRAWN) or 1
+    drawn = []
+    for start in range(0, len(segments), size):
+        some = segments[start : start + size]
+        known = [garbage[each.path] for each in some if each.path in garbage]
+        drawn.append(
+            [
+                some[0].first_offset,
+                some[-1].last_offset,
+                sum(each.records for each in some),
+                sum(each.size_bytes for each in some),
+                int(some[-1].last_offset >= first_dirty),
+                sum(known) if len(known) == len(some) else None,
+                len(some),
+            ]
+        )
+    return drawn
+
+
+def _garbage(topic: Topic, by_partition: dict[int, list[Segment]]) -> dict[str, int]:
+    """About how many records of each segment are beaten by records elsewhere, by path.
+
+    Walked from the end that wins: what a segment adds to the distinct keys seen so far is what it has of winners.
+    """
+    if not topic.settings.compacts:
+        return {}
+    sketches = Sketches(topic.table.files)
+    found: dict[str, int] = {}
+    try:
+        for segments in by_partition.values():
+            in_order = segments if topic.settings.compaction_strategy == "first" else segments[::-1]
+            keys = 0.0
+            for segment, keys_now in zip(in_order, sketches.growing(in_order), strict=True):
+                keyed = segment.records - segment.null_keys
+                found[segment.path] = max(0, min(keyed, round(keyed - (keys_now - keys))))
+                keys = max(keys, keys_now)
+    except (LastwordError, OSError):
+        # A file that is being replaced, or a storage that is away: the drawing goes without.
+        return {}
+    return found
+
+
+def _file(file: LocalFile, ends: Sequence[int], partition: int) -> Data:
+    end = file.end_offset
+    if end is None:
+        end = ends[partition] if partition < len(ends) else file.first_offset
+    return {
+        "first_offset": file.first_offset,
+        "end_offset": end,
+        "size_bytes": file.size_bytes or 0,
+        "active": file.end_offset is None,
+        "rolled_ms": file.rolled_ms,
+    }
+
+
+def _readers(
+    partition: int, readers: Sequence[ReaderPosition], groups: Sequence[ReaderPosition]
+) -> list[Data]:
+    grouped = {(each.reader, each.partition) for each in groups}
+    return [
+        {
+            "name": each.reader,
+            "kind": "group" if (each.reader, partition) in grouped else "reader",
+            "position": each.position,
+            "active_ms": each.active_ms,
+        }
+        for each in readers
+        if each.partition == partition
+    ]
+
+
+def _snapshots(topic: Topic, now_ms: int) -> list[Data]:
+    """The newest first. A compaction's duration is the longest of its partitions'."""
+    found = []
+    history = topic.history()
+    for before, snapshot in zip([None, *history[:-1]], history, strict=True):
+        durations = [
+            at.last_run.duration_ms
+            for partition, at in enumerate(snapshot.positions)
+            if at.last_run is not None
+            and (
+                before is None
+                or partition >= len(before.positions)
+                or before.positions[partition].last_run != at.last_run
+            )
+        ]
+        found.append(
+            {
+                "id": str(snapshot.id),
+                "committed_ms": snapshot.committed_ms,
+                "age_ms": now_ms - snapshot.committed_ms,
+                "operation": snapshot.operation,
+                "details": dict(snapshot.details),
+                "duration_ms": max(durations, default=None) if snapshot.operation == "compact" else None,
+            }
+        )
+    return found[::-1][:MOST_SNAPSHOTS]
+
+
+# -------------------------------------------------------------------------------------------- the settings
+
+
+def settings(log: Log, name: str) -> list[Data]:
+    """The settings that a topic may have of its own: what holds, why, what it means, what is allowed."""
+    return [
+        {**asdict(each), "meaning": known.meaning, "allowed": known.kind.allowed, "unset": known.unset}
+        for each in log.explain_config(name)
+        if (known := TOPIC_KEYS.get(each.key)) is not None
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ the state
+
+
+def state(log: Log, name: str, *, search: str | None, as_of: str | None, limit: int) -> Data:
+    """The newest record of each key whose key has some text in it."""
+    topic = log.topic(name)
+    found = topic.state(as_of=None if as_of is None else point_of(topic, as_of, None))
+    keys = len(found)
+    if search:
+        column = found["key"].cast(pa.large_binary())
+        found = found.filter(pc.match_substring(column, search.encode()))
+    shown = found.slice(0, limit)
+    return {
+        "topic": name,
+        "keys": keys,
+        "matching": len(found),
+        "records": [record_data(record) for batch in shown.to_batches() for record in to_records(batch)],
+    }

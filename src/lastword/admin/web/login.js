@@ -1,0 +1,33 @@
+// Takes the token, sends it once, and goes on with the cookie that came back.
+
+const form = document.getElementById("form");
+const problem = document.getElementById("problem");
+
+function next() {
+  const wanted = new URLSearchParams(location.search).get("next") ?? "/";
+  const there = new URL(wanted, location.origin);
+  location.replace(there.origin === location.origin ? there.href : "/");
+}
+
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  problem.textContent = "";
+  const token = document.getElementById("token").value.trim();
+  try {
+    const answer = await fetch("/login", {
+      method: "POST",
+      headers: { "Content-Type": "application/json", Authorization: `Bearer ${token}` },
+      body: "{}",
+    });
+    if (answer.ok) return next();
+    problem.textContent = answer.status === 401 ? "That is not the token of this server." : (await answer.json()).detail;
+  } catch {
+    problem.textContent = "The server does not answer.";
+  }
+});
+
+// Somebody who followed a link from elsewhere has the cookie already, but the browser did not send it with that.
+fetch("/healthz")
+  .then(() => fetch("/v1/views/engine"))
+  .then((answer) => answer.ok && next())
+  .catch(() => {});
