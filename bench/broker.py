@@ -1,7 +1,7 @@
 """The Kafka endpoint under librdkafka, server in a process of its own: python -m bench.broker [--quick] [--json FILE]
 
 1 KB values. Produce with batches of 1 MB and 16 KB, with a sync for each group of produces and with none; consume of
-the tail; replay of sealed segments; latency of single produces at a fixed rate. CPU is the server's, per MB of
+the tail; replay of sealed segments; latency of single produces at a fixed rate, and beside a compaction. CPU is the server's, per MB of
 values. `--profile FILE` writes cProfile's findings of the server's event loop. `fdatasync` is fast on some machines
 and slow on others: the first line says how long one takes here.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
+import json
 import os
 import shutil
 import signal
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", type=Path)
-    parser.add_argument("--only", choices=["produce", "consume", "replay", "latency"])
+    parser.add_argument("--only", choices=["produce", "consume", "replay", "latency", "beside"])
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--sync", default="group", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -49,7 +50,7 @@ def main() -> None:
     results = Results("broker")
     megabytes = 200 if args.quick else 1000
     console.print(f"One fdatasync of 16 KB takes {sync_ms():.2f} ms here.")
-    for sync in ("group", "none"):
+    for sync in () if args.only in ("replay", "latency", "beside") else ("group", "none"):
         for batch_bytes in (1_000_000, 16_384):
             with server(sync, args.profile) as running:
                 produced = produce(running, batch_bytes, megabytes)
@@ -76,7 +77,64 @@ def main() -> None:
                     found.add(part="latency", wal_sync=sync, rate_per_s=rate, **row)
         found.show("Produces of one record at a fixed rate, acks=all")
         results.rows += found.rows
+    if args.only in (None, "beside"):
+        found = Results("beside")
+        for row in beside_a_compaction(200_000 if args.quick else 4_000_000):
+            found.add(part="beside a compaction", **row)
+        found.show(
+            "Produces of one record at 200/s, acks=all, while `lastword serve` compacts another topic on Spark"
+        )
+        results.rows += found.rows
     results.save(args.json)
+
+
+def beside_a_compaction(records: int) -> Iterator[dict[str, object]]:
+    """The latency of produces before a compaction and during it, in the other process of a whole server."""
+    folder = Path(tempfile.mkdtemp(prefix="lastword-bench-"))
+    command = [str(Path(sys.executable).with_name("lastword"))]
+    options = ["--data", str(folder / "data"), "--kafka", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--json"]
+    process = subprocess.Popen(
+        [*command, "serve", *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        text = ""
+        while not text.endswith("\n}\n"):
+            text += process.stdout.readline()
+        running = Running(process, json.loads(text)["kafka"])
+        data = ["--data", str(folder / "data")]
+        for number in range(2):
+            made = ["topic", "create", f"big-{number}", "--config", "cleanup.policy=compact", *data]
+            subprocess.run([*command, *made], check=True, stdout=subprocess.DEVNULL)
+            fill(running, f"big-{number}", records)
+        # The first compaction starts Spark.
+        subprocess.run([*command, "topic", "compact", "big-0", *data], check=True, stdout=subprocess.DEVNULL)
+        for _ in range(3):
+            yield {"compaction": "none", **latency(running, 200, 5)}
+        beside = subprocess.Popen(
+            [*command, "topic", "compact", "big-1", "--json", *data], stdout=subprocess.PIPE, text=True
+        )
+        while beside.poll() is None:
+            yield {"compaction": "running", **latency(running, 200, 5)}
+        if beside.returncode:
+            raise RuntimeError("the compaction failed")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fill(running: Running, topic: str, records: int) -> None:
+    values = values_of(np.random.default_rng(1), 10_000, 200).to_pylist()
+    producer = Producer({"bootstrap.servers": running.address, "linger.ms": 20, "batch.size": 1_000_000})
+    for number in range(records):
+        while True:
+            try:
+                producer.produce(topic, values[number % 10_000], b"user-%012d" % (number % (records // 10)))
+                break
+            except BufferError:
+                producer.poll(0.01)
+    assert producer.flush(120) == 0
 
 
 class Running:

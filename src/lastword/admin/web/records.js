@@ -13,10 +13,8 @@ export const title = (parameters) => `Records${parameters.get("name") ? ` of ${p
 
 export async function show(main, parameters, life) {
   const name = parameters.get("name");
-  const topics = await get("/v1/views/overview", {}, life.signal);
-  const known = topics.topics.map((each) => each.name);
-  if (!name || !known.includes(name)) return choose(main, known, name);
-  const topic = topics.topics.find((each) => each.name === name);
+  const topic = name && (await get(`/v1/views/topics/${encodeURIComponent(name)}`, {}, life.signal).catch(missing));
+  if (!topic) return choose(main, (await get("/v1/views/overview", {}, life.signal)).topics.map((each) => each.name), name);
   const view = { name, life, topic, parameters, as: sessionStorage.getItem("as") ?? "auto" };
   const state = parameters.get("view") === "state";
   const results = h("div", { class: "results", "aria-live": "polite" });
@@ -34,6 +32,11 @@ export async function show(main, parameters, life) {
     ),
   );
   await load(view, state);
+}
+
+function missing(error) {
+  if (error.status === 404) return null;
+  throw error;
 }
 
 function choose(main, known, missing) {
@@ -160,7 +163,7 @@ async function query(view) {
   const asked = { partition, max: PAGE, max_bytes: PAGE_BYTES, as_of: parameters.get("as_of"), from_time: parameters.get("time"), from: parameters.get("from") };
   if (asked.from !== "latest") return asked;
   // The newest: the last page before the end.
-  const layout = await get(`/v1/views/topics/${encodeURIComponent(view.name)}`, {}, view.life.signal);
+  const layout = view.topic;
   const chosen = partition === null ? layout.partition_list.reduce((most, each) => (each.log_end > most.log_end ? each : most)) : layout.partition_list[Number(partition)];
   return { ...asked, partition: chosen.partition, from: Math.max(chosen.log_start, chosen.log_end - PAGE) };
 }
