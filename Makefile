@@ -44,12 +44,14 @@ $(READY): pyproject.toml constraints.txt scripts/make-venv
 tools:
 	@scripts/ensure-kcat
 	@scripts/ensure-postgres
+	@scripts/ensure-chromium
 
 java:
 	@scripts/ensure-java
 
 postgres:
 	@scripts/ensure-postgres
+	@scripts/ensure-chromium
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

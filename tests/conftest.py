@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,3 +32,11 @@ def log(tmp_path: Path, clock: ManualClock) -> Iterator[Log]:
 @pytest.fixture
 def wal(tmp_path: Path, clock: ManualClock) -> WalFolder:
     return WalFolder(tmp_path / "wal", clock)
+
+
+@pytest.fixture(autouse=True)
+def _levels_of_loggers() -> Iterator[None]:
+    """Commands that run in this process say what they want to hear; the next test must hear everything again."""
+    yield
+    for name in [each for each in logging.root.manager.loggerDict if each.startswith("lastword")]:
+        logging.getLogger(name).setLevel(logging.NOTSET)

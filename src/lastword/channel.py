@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lastword.errors import LastwordError, UnavailableError
+from lastword.errors import ClosedError, LastwordError, UnavailableError
 from lastword.problems import from_problem, to_problem
 
 logger = logging.getLogger(__name__)
@@ -88,17 +88,21 @@ class ChannelServer:
         request = json.loads(_read_line(connection))
         try:
             answer = self._handler(request)
+        except ClosedError as error:
+            # Of the writer's log: whoever asks has one that is open, and can try again.
+            answer = {"problem": to_problem(UnavailableError(f"The writer is closing its log: {error}"))}
         except LastwordError as error:
-            answer = {"error": str(error)}
+            answer = {"problem": to_problem(error)}
         except Exception as error:
             # The thread must outlive it, or whoever asks next would wait for an answer in vain.
             logger.exception("a request on the writer's channel met an unexpected error: %s", request)
-            answer = {"error": f"The writer met an unexpected error: {error}"}
+            unexpected = UnavailableError(f"The writer met an unexpected {type(error).__name__}: {error}")
+            answer = {"problem": to_problem(unexpected)}
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def ask(path: str, request: dict[str, Any]) -> dict[str, Any] | None:
-    """The writer's answer; None if nobody is there. UnavailableError if it could not do what was asked."""
+    """The writer's answer; None if nobody is there. The error that it met is raised here as what it was there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(TIMEOUT_S)
         try:
@@ -113,8 +117,8 @@ def ask(path: str, request: dict[str, Any]) -> dict[str, Any] | None:
     if not line:
         return None
     answer: dict[str, Any] = json.loads(line)
-    if "error" in answer:
-        raise UnavailableError(str(answer["error"]))
+    if "problem" in answer:
+        raise from_problem(answer["problem"])
     return answer
 
 

@@ -7,6 +7,7 @@ LastwordError
 │   ├── TopicExistsError
 │   ├── UnknownTopicError
 │   ├── UnknownPartitionError
+│   ├── UnknownSourceError
 │   ├── InvalidRecordError     a record that may not be appended
 │   │   ├── InvalidTimestampError
 │   │   ├── RecordTooLargeError
@@ -52,6 +53,10 @@ class UnknownTopicError(InvalidError):
 
 class UnknownPartitionError(InvalidError):
     """The topic has no such partition."""
+
+
+class UnknownSourceError(InvalidError):
+    """No source of that name was ever run on the data folder."""
 
 
 class InvalidRecordError(InvalidError):

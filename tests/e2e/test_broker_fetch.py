@@ -12,10 +12,12 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as AioPartition
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from kafka import KafkaConsumer
 from kafka import TopicPartition as PyPartition
 from tests.support.broker import RunningBroker, running_broker
 
+from lastword.broker.partitions import TopicView
 from lastword.topic import Topic
 
 Read = Callable[[RunningBroker, int, int], list[tuple[int, bytes | None, bytes | None]]]
@@ -291,3 +293,21 @@ def test_many_partitions_of_one_fetch(broker: RunningBroker) -> None:
     for partition in range(20):
         own = [int(each.value()) for each in found if each.partition() == partition]
         assert own == list(range(partition, 2000, 20))
+
+
+def test_where_many_partitions_begin_takes_one_look_at_the_table(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.log.create_topic("t", partitions=20)
+    looks: list[TopicView] = []
+    look = TopicView.look
+
+    def counted(view: TopicView) -> asyncio.Future[None]:
+        looks.append(view)
+        return look(view)
+
+    monkeypatch.setattr(TopicView, "look", counted)
+    wanted = {TopicPartition("t", partition): OffsetSpec.earliest() for partition in range(20)}
+    found = AdminClient({"bootstrap.servers": broker.address}).list_offsets(wanted)
+    assert [each.result(20).offset for each in found.values()] == [0] * 20
+    assert len(looks) == 1

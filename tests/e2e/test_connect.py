@@ -355,9 +355,9 @@ def test_the_command_runs_checks_pauses_and_resets(tmp_path: Path) -> None:
     try:
         wait_until(lambda: state().get("records") == 2, state)
         assert state()["state"] == "running" and "running" in cli("connect", "status").out
+        assert "is being run by process" in cli("connect", "reset", "lines", "--yes", code=3).err
         cli("connect", "pause", "lines")
         wait_until(lambda: state()["state"] == "paused", state)
-        assert "is being run by process" in cli("connect", "reset", "lines", "--yes", code=3).err
         cli("connect", "resume", "lines")
         wait_until(lambda: state()["state"] == "running", state)
     finally:

@@ -227,3 +227,13 @@ def test_it_does_not_start_beside_another_worker(tmp_path: Path) -> None:
     finally:
         worker.terminate()
         worker.communicate(timeout=60)
+
+
+def test_files_where_it_is_started_are_not_taken_for_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("grp", "uuid", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of somebody else ran')")
+    monkeypatch.chdir(tmp_path)
+    with serving(tmp_path / "data") as server:
+        assert "somebody else" not in server.log

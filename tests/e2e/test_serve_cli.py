@@ -106,7 +106,7 @@ STEPS = [
     Step("topic describe users"),
     Step("version"),
 ]
-ABOUT_THE_PROCESS = {"serve", "status"}
+ABOUT_THE_PROCESS = {"scene", "serve", "status"}
 """Commands that are about who runs, so that they must differ."""
 
 

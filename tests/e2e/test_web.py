@@ -50,6 +50,7 @@ def browser(folder: Path) -> Iterator[Browser]:
 @pytest.fixture(autouse=True)
 def wide(browser: Browser) -> None:
     browser.look_like()
+    browser.log()
 
 
 @pytest.fixture
@@ -185,8 +186,7 @@ def test_a_topic_is_compacted_from_its_page(browser: Browser, server: Server, ap
     api.post(f"/v1/topics/{topic}/seal", json={})
     browser.open(f"{server.url}/")
     browser.click("a", topic)
-    drawing = browser.find("svg.strip")
-    assert "1 sealed segment, 1 of them dirty" in (drawing.get_attribute("aria-label") or "")
+    browser.find("svg.strip[aria-label*='1 sealed segment, 1 of them dirty']")
     browser.find("section", "would remove about 4,950 records of the 5,000")
     browser.click("[data-act='Dry run']")
     browser.find(".job", "Nothing was changed")
@@ -339,6 +339,13 @@ def test_the_policy_stops_a_script_that_gets_into_the_page_anyhow(browser: Brows
 # ------------------------------------------------------------------------------------- for everybody, everywhere
 
 
+def unnamed(browser: Browser) -> list[str]:
+    """What can be used, but has no name that a screen reader could say."""
+    usable = browser.all("button, input, select, a, [role=img], summary")
+    nameless = [each for each in usable if each.is_displayed() and not each.accessible_name.strip()]
+    return [each.get_attribute("outerHTML") or "" for each in nameless]
+
+
 def test_every_page_fits_a_phone_and_names_what_can_be_used(
     browser: Browser, server: Server, api: httpx.Client
 ) -> None:
@@ -351,9 +358,7 @@ def test_every_page_fits_a_phone_and_names_what_can_be_used(
             browser.wait(lambda: len(browser.find("main").text) > 40, "content")
             overflow = browser.run("return document.documentElement.scrollWidth - innerWidth")
             assert overflow <= 0, (page, width)
-            for each in browser.all("button, input, select, a, [role=img], summary"):
-                if each.is_displayed():
-                    assert each.accessible_name.strip(), (page, each.get_attribute("outerHTML"))
+            assert browser.wait(lambda: [unnamed(browser)], "names") == [[]], (page, width)
     paper = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert max(int(each) for each in paper.removeprefix("rgb(").removesuffix(")").split(",")) < 60, (
         "it is dark"

@@ -15,23 +15,23 @@ def value(gauge: object, **labels: str) -> float | None:
 
 def test_sizes_lags_and_ratios(log: Log, clock: ManualClock) -> None:
     settings = {"cleanup.policy": "compact", "max.compaction.lag.ms": "60000"}
-    users = log.create_topic("users", config=settings)
+    users = log.create_topic("measured", config=settings)
     users.append("a", "1")
     log.measure()
-    place = {"topic": "users", "partition": "0"}
+    place = {"topic": "measured", "partition": "0"}
     assert value(metrics.UNSEALED_RECORDS, **place) == 1
-    assert value(metrics.TOPIC_BYTES, topic="users", cleanup="compact") == 0
-    assert (value(metrics.WAL_BYTES, topic="users") or 0) > 0
+    assert value(metrics.TOPIC_BYTES, topic="measured", cleanup="compact") == 0
+    assert (value(metrics.WAL_BYTES, topic="measured") or 0) > 0
     # Rolled and not sealed: that is what waits.
     users.roll(due_only=False)
     clock.move(90_000)
     log.measure()
-    assert value(metrics.TIERING_LAG, topic="users") == 90
+    assert value(metrics.TIERING_LAG, topic="measured") == 90
     users.seal()
     log.measure()
-    assert value(metrics.TIERING_LAG, topic="users") == 0
+    assert value(metrics.TIERING_LAG, topic="measured") == 0
     assert value(metrics.UNSEALED_RECORDS, **place) == 0
-    assert (value(metrics.TOPIC_BYTES, topic="users", cleanup="compact") or 0) > 0
+    assert (value(metrics.TOPIC_BYTES, topic="measured", cleanup="compact") or 0) > 0
     assert value(metrics.DIRTY_RATIO, **place) == 1
     assert value(metrics.COMPACTION_OVERDUE, **place) == 30
     assert value(metrics.COMPACTION_LAST_RUN, **place) is None

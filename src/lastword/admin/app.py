@@ -10,7 +10,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from lastword import running
-from lastword.admin import exposition, health, models, pages, problems, scenes
+from lastword.admin import connectors, exposition, health, models, pages, problems, scenes
 from lastword.admin.desk import Desk, GroupAdmin, keys_of
 from lastword.admin.jobs import EVENTS, Jobs
 from lastword.admin.page import page
@@ -54,8 +54,11 @@ def build(
     groups: Callable[[], GroupAdmin | None] = lambda: None,
     erased: Callable[[str], None] = lambda _topic: None,
     stories: scenes.Stories | None = None,
+    sources_problem: Callable[[], str | None] = lambda: None,
 ) -> FastAPI:
-    """The app. `broker` and `groups` are asked for at each request; `erased` is told of topics that lost keys."""
+    """The app. `broker`, `groups` and `sources_problem` are asked for at each request; `erased` is told of topics that
+    lost keys.
+    """
     app = FastAPI(
         title="Lastword",
         summary="The admin API of a Lastword server: everything that the command line does.",
@@ -74,7 +77,8 @@ def build(
     _add_records(app, desk)
     _add_jobs(app, desk, jobs, erased)
     _add_groups(app, desk, broker, groups)
-    _add_health(app, desk, broker)
+    _add_health(app, desk, broker, sources_problem)
+    connectors.add(app, desk)
     pages.add(app, desk)
     scenes.add(app, desk, jobs, stories or scenes.Stories())
     return app
@@ -333,11 +337,13 @@ def _add_health(
     app: FastAPI,
     desk: Desk,
     broker: Callable[[], tuple[health.Listens | None, asyncio.AbstractEventLoop | None]],
+    sources_problem: Callable[[], str | None],
 ) -> None:
     @app.get("/v1/status", tags=["health"])
     def status() -> Data:
-        """The server's processes, what the worker did last, and what is wrong."""
-        return health.status(desk, *broker())
+        """The server's processes, what the worker did last, how its sources are, and what is wrong."""
+        sources = connectors.summary(desk.log.path, desk.log.clock, sources_problem())
+        return {**health.status(desk, *broker()), "sources": sources}
 
     @app.get("/healthz", tags=["health"])
     async def alive() -> Data:

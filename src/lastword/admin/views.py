@@ -1,12 +1,14 @@
 """What the pages show that no other path tells in one answer: all topics in a row each, and one topic drawn to scale.
 
 A row is made from the table's snapshot, which is asked for with one small query, and from what the writer has in memory;
-no WAL is opened and no segment. Rows are kept for a moment, so that several open pages cost no more than one.
+no WAL is opened and no segment. Rows are kept for a moment, so that several open pages cost no more than one, and no
+request waits until all of many topics have been looked at.
 Ids of snapshots are text here: they have more digits than a number of a browser can hold.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -35,7 +37,9 @@ from lastword.worker import load_status
 Data = dict[str, Any]
 
 FRESH_S = 2.0
-"""So old a view of all topics may be."""
+"""So old a view of all topics may be before somebody looks again."""
+WAIT_S = 0.4
+"""So long a request waits for that look; after it, it is answered with what there is."""
 MOST_DRAWN = 240
 """Of more segments in a partition neighbours are drawn as one: a screen has no more room."""
 MOST_FOOTERS = 512
@@ -47,44 +51,69 @@ MOST_SNAPSHOTS = 200
 
 
 class Overview:
-    """All topics, a row each."""
+    """All topics, a row each. The look at them is a thread's; who asks waits for it, but not for long."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._lock = threading.Lock()
-        self._found: Data = {}
+        self._rows: dict[str, Data] = {}
         self._looked_s = float("-inf")
+        self._looking: threading.Thread | None = None
 
     def look(self) -> Data:
+        """The rows as of a moment ago. Of what has not been looked at yet a row has `pending`, and no numbers."""
         with self._lock:
-            if monotonic_s() - self._looked_s > FRESH_S:
-                self._found = self._look()
-                self._looked_s = monotonic_s()
-            return self._found
+            if self._looking is None and monotonic_s() - self._looked_s > FRESH_S:
+                self._looking = threading.Thread(target=self._look, name="lastword-overview", daemon=True)
+                self._looking.start()
+            looking = self._looking
+        if looking is not None:
+            looking.join(WAIT_S)
+        rows = dict(self._rows)
+        return {
+            "now_ms": self._log.clock.now_ms(),
+            "topics": [rows.get(name) or self._pending(name) for name in self._names()],
+        }
 
-    def _look(self) -> Data:
-        now_ms = self._log.clock.now_ms()
-        downtimes = Uptime(self._log.path).downtimes(now_ms)
+    def _look(self) -> None:
+        try:
+            now_ms = self._log.clock.now_ms()
+            downtimes = Uptime(self._log.path).downtimes(now_ms)
+            failing = self._failing()
+            names = self._names()
+            for name in names:
+                try:
+                    topic = self._log.topic(name)
+                    self._rows[name] = _row(self._log, topic, now_ms, downtimes, failing.get(name, []))
+                except UnknownTopicError:
+                    self._rows.pop(name, None)
+                except LastwordError as error:
+                    self._rows[name] = {**self._pending(name), "problems": [str(error)]}
+            for gone in self._rows.keys() - set(names):
+                del self._rows[gone]
+        finally:
+            with self._lock:
+                self._looking = None
+                self._looked_s = monotonic_s()
+
+    def _failing(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
         status = load_status(self._log.path)
-        failing: dict[str, list[str]] = {}
         for each in status.failing if status is not None else ():
-            failing.setdefault(each.topic, []).append(
+            found.setdefault(each.topic, []).append(
                 f"compaction of partition {each.partition} has failed {each.failures} times: {each.message}"
             )
-        rows = []
-        for name in self._names():
-            try:
-                rows.append(_row(self._log, self._log.topic(name), now_ms, downtimes, failing.get(name, [])))
-            except UnknownTopicError:
-                continue  # It was deleted meanwhile.
-            except LastwordError as error:
-                rows.append({"name": name, "problems": [str(error)]})
-        return {"now_ms": now_ms, "topics": rows}
+        return found
 
     def _names(self) -> list[str]:
-        """The broker has opened every topic; only what was created just now has to be looked for."""
+        """The broker has opened every topic; where nobody has, the catalog is asked."""
         opened = [name for name in list(self._log.opened_topics()) if not is_internal(name)]
         return sorted(opened) if opened else self._log.topics()
+
+    def _pending(self, name: str) -> Data:
+        topic = self._log.opened_topics().get(name)
+        known = {} if topic is None else {"partitions": topic.partitions, "cleanup_policy": _policy(topic)}
+        return {"name": name, "pending": True, "problems": [], "due": {}, **known}
 
 
 def _row(
@@ -99,19 +128,10 @@ def _row(
         for end, at in zip(ends, snapshot.positions, strict=False)
     )
     runs = [at.last_run for at in snapshot.positions if at.last_run is not None]
-    waiting_ms, wal_bytes = 0, 0
-    for partition, writer in enumerate(topic.writers()):
-        files = writer.files
-        sealed_end = snapshot.positions[partition].sealed_end if partition < len(snapshot.positions) else 0
-        for file, following in zip(files, [*files[1:], None], strict=True):
-            is_waiting = following is not None and following.first_offset > sealed_end
-            if is_waiting and file.rolled_ms is not None:
-                waiting_ms = max(waiting_ms, now_ms - file.rolled_ms)
-    for wal in topic.local_wals() if unsealed or len(ends) <= MOST_DRAWN else ():
-        wal_bytes += wal.size_bytes
+    waiting_ms, wal_bytes = _local(topic, snapshot, now_ms)
     return {
         "name": topic.name,
-        "cleanup_policy": ",".join(sorted(topic.settings.cleanup_policy)),
+        "cleanup_policy": _policy(topic),
         "partitions": topic.partitions,
         "records": sum(segment.records for segment in segments) + unsealed,
         "unsealed_records": unsealed,
@@ -132,6 +152,25 @@ def _row(
             ),
         ],
     }
+
+
+def _policy(topic: Topic) -> str:
+    return ",".join(sorted(topic.settings.cleanup_policy))
+
+
+def _local(topic: Topic, snapshot: Snapshot, now_ms: int) -> tuple[int, int]:
+    """How long the oldest rolled WAL file has been waiting to be sealed, and the bytes of all files, by the writers."""
+    waiting_ms, size_bytes = 0, 0
+    for at, writer in zip(snapshot.positions, topic.writers(), strict=False):
+        files = writer.files
+        ends = [each.first_offset for each in files[1:]]
+        for file, end in zip(files, ends, strict=False):
+            if end > at.sealed_end and file.rolled_ms is not None:
+                waiting_ms = max(waiting_ms, now_ms - file.rolled_ms)
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                size_bytes += (writer.folder / file.name).stat().st_size
+    return waiting_ms, size_bytes
 
 
 def _log_ends(topic: Topic, snapshot: Snapshot) -> list[int]:

@@ -137,12 +137,22 @@ class _Lane:
             except LastwordError as error:
                 for append in by_writer[writer][0]:
                     _fail(append, error)
+            except Exception as error:
+                logger.exception("batches can't be synced in %s", writer.folder)
+                for append in by_writer[writer][0]:
+                    _fail(append, error)
 
     def _write(self, writer: PartitionWriter, appends: Sequence[Append], produced: Sequence[Produced]) -> int:
         """Write the batches of a partition; the offset up to which they must be settled."""
         try:
             results = writer.stage_produced(produced)
         except LastwordError as error:
+            for append in appends:
+                _fail(append, error)
+            return 0
+        except Exception as error:
+            # Such as a file that can't be opened or read. Nothing of it was noted that is not in the WAL.
+            logger.exception("batches can't be written in %s", writer.folder)
             for append in appends:
                 _fail(append, error)
             return 0
@@ -188,4 +198,8 @@ def _fail(append: Append, error: Exception) -> None:
 
 def _deliver(appends: Sequence[Append]) -> None:
     for append in appends:
-        append.done()
+        try:
+            append.done()
+        except Exception:
+            # One answer that can't be written down must not keep the others waiting.
+            logger.exception("a produce to %s-%d can't be answered", append.topic.name, append.partition)

@@ -308,6 +308,11 @@ class Connection:
             except MalformedError as error:
                 self._cut_off(str(error))
                 return
+            except Exception:
+                # As in `_run`: a client that is cut off tries again, one that is not answered waits for ever.
+                logger.exception("a request from %s failed", self.peer.client_host)
+                self.close("a fault of the broker")
+                return
 
     async def _run(self, handler: Handler, request: Request, slot: _Slot) -> None:
         try:

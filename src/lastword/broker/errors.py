@@ -97,6 +97,8 @@ _CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (WriteFailedError, ErrorCode.KAFKA_STORAGE_ERROR),
     (UnavailableError, ErrorCode.KAFKA_STORAGE_ERROR),
     (ClosedError, ErrorCode.LEADER_NOT_AVAILABLE),
+    # What the system refused, such as another open file: clients try again.
+    (OSError, ErrorCode.KAFKA_STORAGE_ERROR),
 )
 
 

@@ -15,6 +15,7 @@ import asyncio
 import struct
 from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import UUID
 
 from lastword import metrics
 from lastword.broker.connection import Cancel, Done, FastHandler
@@ -31,6 +32,7 @@ from lastword.wal.reader import OffsetGoneError
 FLEXIBLE_FROM: Final = 12
 IDS_FROM: Final = 13
 ZSTD_FROM: Final = 10
+NO_ID: Final = UUID(int=0)
 SHORT_OF_MEMORY_BYTES: Final = 64 << 10
 
 _TOP: Final = struct.Struct(">ihi")
@@ -106,7 +108,8 @@ class _Fetch:
     def _resolve(self, wanted: Any) -> tuple[Any, Topic | None, list[_Part]]:
         node = self._handler.node
         by_id = self._version >= IDS_FROM
-        name = wanted.topic_id if by_id else wanted.topic
+        # An id of zeros is read as none.
+        name: Any = (wanted.topic_id or NO_ID) if by_id else wanted.topic
         parts = [
             _Part(
                 each.partition,
@@ -262,7 +265,7 @@ class _Fetch:
         except OffsetGoneError:
             self._read_sealed(part, view, max_bytes, at_least_one)
             return
-        except LastwordError as error:
+        except (LastwordError, OSError) as error:
             part.fail(code_of(error))
             return
         if found.has_zstd and self._version < ZSTD_FROM:

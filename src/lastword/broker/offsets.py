@@ -12,7 +12,7 @@ from kafka.protocol.consumer import ListOffsetsResponse, OffsetForLeaderEpochRes
 from lastword import metrics
 from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.node import Node
-from lastword.broker.partitions import PartitionView, Views
+from lastword.broker.partitions import PartitionView, TopicView, Views
 from lastword.broker.wire import Handler, Peer, Request
 from lastword.errors import LastwordError
 from lastword.topic import Topic
@@ -56,18 +56,20 @@ class OffsetsHandler:
 
     async def _list_offsets(self, request: Request, _peer: Peer) -> Any:
         topics = []
+        # One look at a table is enough for all of its partitions.
+        looked: set[TopicView] = set()
         for wanted in request.message.topics or ():
-            partitions = [await self._listed(wanted.name, each) for each in wanted.partitions or ()]
+            partitions = [await self._listed(wanted.name, each, looked) for each in wanted.partitions or ()]
             topics.append(_ListedTopic(name=wanted.name, partitions=partitions))
         return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
 
-    async def _listed(self, name: str, wanted: Any) -> Any:
+    async def _listed(self, name: str, wanted: Any, looked: set[TopicView]) -> Any:
         code, timestamp_ms, offset, epoch = ErrorCode.NONE, -1, NO_OFFSET, NO_EPOCH
         try:
             view = self._view(name, wanted.partition_index)
             code = _epoch_problem(view, wanted.current_leader_epoch)
             if code is ErrorCode.NONE:
-                found = await self._find(view, wanted.timestamp)
+                found = await self._find(view, wanted.timestamp, looked)
                 if found is not None:
                     offset, timestamp_ms = found
                     epoch = _epoch_at(view.writer.epochs, offset)
@@ -82,13 +84,17 @@ class OffsetsHandler:
             leader_epoch=epoch,
         )
 
-    async def _find(self, view: PartitionView, timestamp_ms: int) -> tuple[int, int] | None:
+    async def _find(
+        self, view: PartitionView, timestamp_ms: int, looked: set[TopicView]
+    ) -> tuple[int, int] | None:
         """The offset, and the time of the record there or -1; None if no record is that late."""
         topic = view.topic.topic
         if timestamp_ms == LATEST:
             return view.writer.shown.offset, -1
         if timestamp_ms in (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED):
-            await view.topic.look()
+            if view.topic not in looked or view.positions is None:
+                await view.topic.look()
+                looked.add(view.topic)
             positions = view.positions
             assert positions is not None
             if timestamp_ms == EARLIEST:

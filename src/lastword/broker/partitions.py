@@ -123,8 +123,14 @@ class Views:
     def topic(self, topic: Topic) -> TopicView:
         view = self._views.get(topic.name)
         if view is None or view.topic is not topic:
-            if view is not None:
-                # Deleted and created again.
-                self._sealed.forget(view.topic.id)
+            self._forget_deleted()
             view = self._views[topic.name] = TopicView(topic, self._node, self._sealed)
         return view
+
+    def _forget_deleted(self) -> None:
+        opened = self._node.log.opened_topics()
+        for name, view in list(self._views.items()):
+            # Deleted, perhaps created again.
+            if opened.get(name) is not view.topic:
+                self._sealed.forget(view.topic.id)
+                del self._views[name]

@@ -81,7 +81,6 @@ class SealedData:
         self._used: OrderedDict[tuple[Partition, int], Chunk] = OrderedDict()
         self._streams: OrderedDict[tuple[Partition, int], Stream] = OrderedDict()
         self._loading: dict[tuple[Partition, int], asyncio.Future[Chunk | None]] = {}
-        self._served_to: dict[Partition, int] = {}
         self._snapshots: dict[UUID, int | None] = {}
         self._changes: dict[UUID, int] = {}
 
@@ -136,8 +135,6 @@ class SealedData:
 
     def served(self, topic: Topic, partition: int, chunk: Chunk) -> None:
         """A consumer got something of a chunk: see that the next ones are there before it asks for them."""
-        key = (topic.id, partition)
-        self._served_to[key] = chunk.next_offset
         self._read_ahead(topic, partition, chunk.next_offset, 0)
 
     def close(self) -> None:
@@ -241,7 +238,7 @@ def read_sealed(table: SegmentTable, partition: int, offset: int) -> Stream:
         first_offset, batches, ends = offset, [], []
         while offset < at.sealed_end:
             last_offset = min(at.sealed_end - 1, offset + MAX_SPAN)
-            batches.append(batch.empty_batch(offset, last_offset, epoch_of(offset)))
+            batches.append(batch.empty_batch(offset, last_offset, epoch_of(last_offset)))
             ends.append(last_offset + 1)
             offset = last_offset + 1
         yield _chunk(first_offset, batches, ends)
@@ -257,7 +254,10 @@ def _slices(records: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def _encode(rows: pa.RecordBatch, offset: int, epoch_of: Callable[[int], int]) -> Chunk:
-    encoded = batch.encode_arrow(rows, leader_epoch=epoch_of(offset), batch_bytes=BATCH_BYTES)
+    # The last record's epoch, where there are several: a consumer that stands behind a batch asks where the batch's
+    # epoch ends, and takes the log for cut off if that is before it.
+    last_offset = rows.column("offset")[-1].as_py()
+    encoded = batch.encode_arrow(rows, leader_epoch=epoch_of(last_offset), batch_bytes=BATCH_BYTES)
     ends: list[int] = []
     for data in encoded:
         header = batch.read_header(data)

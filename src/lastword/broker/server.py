@@ -22,6 +22,7 @@ from lastword.broker.connection import STALL_S, Connection, Context, Memory, pee
 from lastword.broker.fetch import FetchHandler
 from lastword.broker.groups.handlers import GroupHandlers
 from lastword.broker.groups.service import GroupService
+from lastword.broker.mender import mend
 from lastword.broker.metadata import MetadataHandler
 from lastword.broker.node import Node
 from lastword.broker.offsets import OffsetsHandler
@@ -40,6 +41,9 @@ logger = logging.getLogger(__name__)
 BACKLOG: Final = 1024
 STOP_S: Final = 10.0
 """How long a stop waits for requests that were taken up."""
+
+ACCEPT_PAUSE_S: Final = 1.0
+"""After a connection that could not be taken."""
 
 SWITCH_S: Final = 0.0005
 """A thread that has synced the WAL must not wait long for the loop to let go of the interpreter."""
@@ -84,6 +88,7 @@ class Broker:
         self._groups: Sequence[HandlerGroup] = ()
         self._numbers = 0
         self._sweeper: asyncio.Task[None] | None = None
+        self._mender: asyncio.Task[None] | None = None
         self._all_closed = asyncio.Event()
         self.node: Node
         self.group_service: GroupService
@@ -121,6 +126,7 @@ class Broker:
         listener.listen(BACKLOG)
         loop.add_reader(listener.fileno(), self._accept)
         self._sweeper = loop.create_task(self._sweep())
+        self._mender = loop.create_task(mend(self.node))
         logger.info("Kafka clients are served at %s:%d", host, port)
 
     async def stop(self) -> None:
@@ -131,8 +137,9 @@ class Broker:
         loop.remove_reader(self._listener.fileno())
         self._listener.close()
         self._listener = None
-        assert self._sweeper is not None
+        assert self._sweeper is not None and self._mender is not None
         self._sweeper.cancel()
+        self._mender.cancel()
         for group in self._groups:
             await group.stop()
         self._fetches.stop()
@@ -198,7 +205,15 @@ class Broker:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                logger.error("can't take another connection: %s", error.strerror or error)
+                # Too many open files, most likely. The client still waits, so the loop would call this at once again.
+                logger.error(
+                    "can't take another connection, tried again in %g s: %s",
+                    ACCEPT_PAUSE_S,
+                    error.strerror or error,
+                )
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._listener.fileno())
+                loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
                 return
             if len(self._connections) >= self._log.config.max_connections:
                 logger.warning("refused a connection from %s: max.connections are open", address[0])
@@ -209,6 +224,10 @@ class Broker:
             self._numbers += 1
             self._connections.add(Connection(sock, peer_of(address, self._numbers), self._context))
             metrics.KAFKA_CONNECTIONS.set(len(self._connections))
+
+    def _accept_again(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def _closed(self, connection: Connection) -> None:
         self._connections.discard(connection)

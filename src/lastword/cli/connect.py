@@ -116,10 +116,8 @@ def status(session: Session) -> None:
     The exit code is 1 if a source is failing.
     """
     from lastword.clock import SystemClock
-    from lastword.connect.states import load_statuses
 
-    with session.read():
-        found = load_statuses(session.data_folder, SystemClock())
+    found = session.backend.connectors()
     session.output.show(found, *_status_parts(found, SystemClock().now_ms()))
     if any(each["state"] == "failing" for each in found):
         raise typer.Exit(1)
@@ -128,24 +126,18 @@ def status(session: Session) -> None:
 @command(app, "pause", examples=["lastword connect pause users"])
 def pause(session: Session, name: NameArgument) -> None:
     """Pause a source. It stays paused, also when it is started again, until it is resumed."""
-    from lastword.connect import states
-
-    states.pause(session.data_folder, name)
-    session.output.show({"source": name, "paused": True}, f"{name} is paused.")
+    session.output.show(session.backend.pause_connector(name), f"{name} is paused.")
 
 
 @command(app, "resume", examples=["lastword connect resume users"])
 def resume(session: Session, name: NameArgument) -> None:
     """Let a paused source go on."""
-    from lastword.connect import states
-
-    states.resume(session.data_folder, name)
-    session.output.show({"source": name, "paused": False}, f"{name} goes on.")
+    session.output.show(session.backend.resume_connector(name), f"{name} goes on.")
 
 
 @command(app, "reset", examples=["lastword connect reset users --yes"])
 def reset(session: Session, name: NameArgument, yes: YesOption = False) -> None:
-    """Forget the position of a source that is not running, so that it begins again from the start.
+    """Forget the position of a source that is paused or not running, so that it begins again from the start.
 
     What it has appended stays; it appends it again. A slot in PostgreSQL stays, too.
     """

@@ -198,6 +198,26 @@ class Direct:
             log.topic(name)
             yield _DirectAppender(log, name)
 
+    # ------------------------------------------------------------------------------------------ sources
+
+    def connectors(self) -> list[Data]:
+        from lastword.clock import SystemClock
+        from lastword.connect.states import load_statuses
+
+        # An error if there is no log.
+        with self.session.read():
+            return load_statuses(self.session.data_folder, SystemClock())
+
+    def pause_connector(self, name: str) -> Data:
+        from lastword.connect import states
+
+        return states.pause(self.session.data_folder, name)
+
+    def resume_connector(self, name: str) -> Data:
+        from lastword.connect import states
+
+        return states.resume(self.session.data_folder, name)
+
     # --------------------------------------------------------------------------------------- the worker
 
     def run_worker_once(self) -> Data:
@@ -227,6 +247,10 @@ class Direct:
                 "worker": worker_status(folder),
                 "ready": False,
                 "problems": ["no server is running on this data folder"],
+                "sources": {
+                    "states": {each["source"]: each["state"] for each in self.connectors()},
+                    "problem": None,
+                },
             }
 
 

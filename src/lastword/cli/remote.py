@@ -109,6 +109,17 @@ class Remote:
     def append(self, name: str, body: Data) -> Data:
         return self._post(_topic(name, "records"), body)
 
+    # ------------------------------------------------------------------------------------------ sources
+
+    def connectors(self) -> list[Data]:
+        return self._list("/v1/connectors")
+
+    def pause_connector(self, name: str) -> Data:
+        return self._post(f"/v1/connectors/{quote(name, safe='')}/pause", {})
+
+    def resume_connector(self, name: str) -> Data:
+        return self._post(f"/v1/connectors/{quote(name, safe='')}/resume", {})
+
     # --------------------------------------------------------------------------------------- the worker
 
     def run_worker_once(self) -> Data:

@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
             "lastword serve",
             "lastword serve --data /var/lib/lastword --config /etc/lastword/lastword.yaml",
             "lastword serve --kafka 0.0.0.0:9092",
+            "lastword serve --connect sources.yaml",
             "lastword serve --kafka 127.0.0.1:0 --admin 127.0.0.1:0 --json",
         ],
     )(serve)
@@ -51,6 +52,15 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    connect: Annotated[
+        Path | None,
+        typer.Option(
+            "--connect",
+            metavar="SOURCES",
+            help="Run the sources of this file, too [connect.file].",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Serve Kafka clients and the admin API, and work in the background.
 
@@ -63,7 +73,7 @@ def serve(
     from lastword.serve.child import set_up_logging
     from lastword.serve.supervisor import Supervisor
 
-    options = _options(session, kafka, admin)
+    options = _options(session, kafka, admin, connect)
     set_up_logging("server", session.verbose)
 
     def ready(started: Started) -> None:
@@ -91,7 +101,7 @@ def serve(
         raise typer.Exit(code)
 
 
-def _options(session: Session, kafka: str | None, admin: str | None) -> ServeOptions:
+def _options(session: Session, kafka: str | None, admin: str | None, connect: Path | None) -> ServeOptions:
     from lastword.config import BrokerConfig
     from lastword.serve.child import ServeOptions
     from lastword.serve.supervisor import split_address
@@ -102,6 +112,7 @@ def _options(session: Session, kafka: str | None, admin: str | None) -> ServeOpt
     config = BrokerConfig.load(session.config or _own_settings(session))
     kafka_host, kafka_port = split_address(address_of("--kafka", kafka) or config.kafka_listen)
     admin_host, admin_port = split_address(address_of("--admin", admin) or config.admin_listen)
+    sources = connect or (None if config.connect_file is None else Path(config.connect_file))
     advertised = None if config.kafka_advertised is None else split_address(config.kafka_advertised)
     return ServeOptions(
         data=str(session.data_folder.absolute()),
@@ -114,6 +125,7 @@ def _options(session: Session, kafka: str | None, admin: str | None) -> ServeOpt
         admin_port=admin_port,
         token_file=config.admin_token_file,
         channel="",
+        connect_file=None if sources is None else str(sources.absolute()),
         verbose=session.verbose,
     )
 

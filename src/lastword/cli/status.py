@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(session: Session) -> None:
-    """Show the server that holds the data folder, its processes, and what its worker did last.
+    """Show the server that holds the data folder, its processes, what its worker did last, and how sources are.
 
     The exit code is 1 if no server is running, or it is not ready.
     """
@@ -57,7 +57,16 @@ def _parts(found: dict[str, Any]) -> list[Any]:
         ]
     if found["worker"]["jobs"]:
         parts += [heading("Jobs of the worker, when they last ran"), *job_parts(found["worker"])]
+    parts += _source_parts(found["sources"])
     parts.append("")
     if found["ready"]:
         return [*parts, styled("Ready.", "bold green")]
     return [*parts, *(styled(f"Not ready: {each}", "red") for each in found["problems"])]
+
+
+def _source_parts(sources: dict[str, Any]) -> list[Any]:
+    states = [f"{name} {state}" for name, state in sources["states"].items()]
+    parts: list[Any] = ["", facts([("sources", ", ".join(states))])] if states else []
+    if sources["problem"]:
+        parts += ["", styled(f"The sources are not running: {sources['problem']}", "red")]
+    return parts

@@ -67,6 +67,7 @@ class BrokerConfig:
     kafka_advertised: str | None
     admin_listen: str
     admin_token_file: str | None
+    connect_file: str | None
     wal_sync: WalSync
     wal_max_bytes: int | None
     auto_create_topics_enable: bool

@@ -237,6 +237,13 @@ BROKER_SETTINGS: tuple[Setting, ...] = (
         meaning="a file with the token that the admin API asks for; required unless it listens on this machine only",
     ),
     Setting(
+        key="connect.file",
+        kind=Name("a file"),
+        default=None,
+        unset="no sources",
+        meaning="a file with sources that `lastword serve` runs, as `lastword connect run` takes it",
+    ),
+    Setting(
         key="wal.sync",
         kind=WalSyncKind(),
         default="group",

@@ -106,9 +106,14 @@ def load(name: str, *, where: str) -> Factory:
         )
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:
+        # Somebody's own module may raise anything.
         hint = ""
-        if error.name and error.name.partition(".")[0] in ("psycopg2", "confluent_kafka"):
+        if (
+            isinstance(error, ImportError)
+            and error.name
+            and error.name.partition(".")[0] in ("psycopg2", "confluent_kafka")
+        ):
             hint = "; `pip install lastword[connect]` installs what the shipped connectors need"
         raise InvalidConfigError(f"{where}: the connector {name!r} can't be loaded: {error}{hint}") from error
     made = getattr(module, class_name, None)

@@ -2,7 +2,7 @@
 
 A task makes its connector, finishes what a crash has left, reads from the source's position and appends chunk by chunk.
 After an error everything is closed and begun again after a pause that grows with each error in a row; the other sources
-go on meanwhile. A paused source is closed, too, so that it holds nothing open.
+go on meanwhile. A paused source is closed, too: it holds nothing open, not even its lock, so that it can be reset.
 """
 
 from __future__ import annotations
@@ -12,12 +12,19 @@ import threading
 from collections.abc import Generator, Mapping
 from typing import Any, Literal, Self
 
+from lastword.clock import monotonic_s
 from lastword.connect import metrics, states
 from lastword.connect.appender import Appender
 from lastword.connect.config import ConnectConfig, SourceConfig
 from lastword.connect.protocol import Chunk, Connector, Context, Position, load
 from lastword.connect.target import LogTarget, Target, TargetReads
-from lastword.errors import InvalidError, LastwordError, TopicExistsError, UnknownTopicError
+from lastword.errors import (
+    InvalidConfigError,
+    InvalidError,
+    LastwordError,
+    TopicExistsError,
+    UnknownTopicError,
+)
 from lastword.log import Log
 
 logger = logging.getLogger(__name__)
@@ -36,8 +43,8 @@ class Connectors:
         self._target: Target = LogTarget(log) if isinstance(log, Log) else log
         self._tasks = [Task(self._target, config, source) for source in config.sources.values()]
 
-    def start(self) -> None:
-        """Start every source. InvalidConfigError and LockedError come from here, before any is started."""
+    def lock(self) -> None:
+        """Take the sources' locks, all of them or none: LockedError names who runs one. `start` does so, too."""
         locked: list[Task] = []
         try:
             for task in self._tasks:
@@ -47,15 +54,27 @@ class Connectors:
             for task in locked:
                 task.release()
             raise
+
+    def start(self) -> None:
+        """Start every source. LockedError comes from here, before any is started."""
+        self.lock()
         for task in self._tasks:
             task.start()
 
-    def stop(self) -> None:
-        """End every source after the chunk that it is at."""
+    def stop(self, timeout_s: float | None = None) -> list[str]:
+        """End every source after the chunk that it is at; those that have not ended in time.
+
+        Whoever closes the log under one of these loses nothing, as if it had been killed.
+        """
+        until_s = None if timeout_s is None else monotonic_s() + timeout_s
         for task in self._tasks:
             task.ask_to_stop()
+        late: list[str] = []
         for task in self._tasks:
-            task.join()
+            left_s = None if until_s is None else max(0.0, until_s - monotonic_s())
+            if not task.join(left_s):
+                late.append(task.name)
+        return late
 
     def status(self) -> list[dict[str, Any]]:
         return [task.status() for task in self._tasks]
@@ -94,8 +113,20 @@ class Task:
         self._facts: dict[str, Any] = {}
         self._saved_ms = 0
         # Options that are wrong are told before anything is started.
-        self._factory = load(source.connector, where=f"{source.where}: sources.{source.name}.connector")
-        self._factory(source.options, self._context())
+        where = f"{source.where}: sources.{source.name}.connector"
+        self._factory = load(source.connector, where=where)
+        try:
+            self._factory(source.options, self._context())
+        except LastwordError:
+            raise
+        except Exception as error:
+            raise InvalidConfigError(
+                f"{where}: the connector {source.connector!r} can't be made: {type(error).__name__}: {error}"
+            ) from error
+
+    @property
+    def name(self) -> str:
+        return self._source.name
 
     def problems(self) -> list[str]:
         connector = self._factory(self._source.options, self._context(create=False))
@@ -107,7 +138,9 @@ class Task:
             connector.close()
 
     def prepare(self) -> None:
-        self._lock = states.SourceLock.acquire(self._folder)
+        """Take the source's lock, unless it is held already."""
+        if self._lock is None:
+            self._lock = states.SourceLock.acquire(self._folder)
 
     def release(self) -> None:
         if self._lock is not None:
@@ -115,14 +148,22 @@ class Task:
             self._lock = None
 
     def start(self) -> None:
+        # Prometheus sees an increase only of what it has seen before.
+        for each in (metrics.RECORDS, metrics.BYTES, metrics.ERRORS, metrics.RUNNING):
+            each.labels(self._source.name)
         self._thread.start()
 
     def ask_to_stop(self) -> None:
         self._stop.set()
 
-    def join(self) -> None:
-        if self._thread.ident is not None:
-            self._thread.join()
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end; whether it has ended."""
+        if self._thread.ident is None:
+            # It was locked, and never started.
+            self.release()
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def status(self) -> dict[str, Any]:
         with self._status_lock:
@@ -148,19 +189,22 @@ class Task:
         try:
             while not self._stop.is_set():
                 if states.is_paused(self._folder):
-                    self._be("paused")
+                    if self._state != "paused":
+                        self._be("paused")
+                    self.release()
                     self._stop.wait(LOOK_S)
                     continue
-                self._be("starting")
                 before = self._records
                 try:
+                    self.prepare()
+                    self._be("starting")
                     self._read()
                 except Exception as error:  # noqa: BLE001
                     # Whatever a connector raises must not end the others, nor this one for good.
                     if self._records > before:
                         pause_ms = self._config.retry_first_ms
                     self._failed(error, pause_ms)
-                    self._stop.wait(pause_ms / 1000)
+                    self._rest(pause_ms / 1000)
                     pause_ms = min(pause_ms * 2, self._config.retry_max_ms)
                 else:
                     pause_ms = self._config.retry_first_ms
@@ -168,6 +212,11 @@ class Task:
             self._be("stopped")
             self.release()
             logger.info("source %s has stopped", name)
+
+    def _rest(self, left_s: float) -> None:
+        """Wait after an error. Pausing ends it, so that pausing and resuming tries again at once."""
+        while left_s > 0 and not self._shall_end(min(left_s, LOOK_S)):
+            left_s -= LOOK_S
 
     def _read(self) -> None:
         appender = Appender(
@@ -222,6 +271,9 @@ class Task:
         self._state = state
         metrics.RUNNING.labels(self._source.name).set(state == "running")
         now_ms = self._target.clock.now_ms()
+        if self._lock is None:
+            # Whoever has it says how the source is.
+            return
         if changed or now_ms - self._saved_ms >= STATUS_MS:
             self._saved_ms = now_ms
             try:

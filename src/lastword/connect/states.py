@@ -1,7 +1,7 @@
 """What is kept of a source in the data folder, beside its position: who runs it, whether it is paused, how it is.
 
 connect/<source>/unit.json     its last unit and its position        see appender.py
-                 lock          held by the process that runs it
+                 lock          held by the process that runs it, unless it is paused
                  paused        there while it is paused
                  status.json   how it is, written about every second; of interest, never relied on
 """
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from lastword import disk
-from lastword.clock import Clock
+from lastword.clock import Clock, SystemClock
 from lastword.connect.appender import forget_position
-from lastword.errors import InvalidError, LockedError
+from lastword.errors import LockedError, UnknownSourceError
 
 CONNECT_FOLDER: Final = "connect"
-STALE_MS: Final = 10_000
+LOCK_WAIT_MS: Final = 2_000
+"""Whoever asks how a source is holds its lock for a moment, and one that was just paused until its chunk is done."""
 _STATUS: Final = "status.json"
 _PAUSED: Final = "paused"
 
@@ -39,14 +40,16 @@ class SourceLock:
     def acquire(cls, folder: Path) -> Self:
         disk.make_folder(folder)
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 100, 0).decode(errors="replace") or "another process"
-            os.close(fd)
-            raise LockedError(
-                f"The source {folder.name!r} is being run by {holder}; stop it first."
-            ) from None
+        waited_ms = 0
+        while not _try_lock(fd, fcntl.LOCK_EX):
+            if waited_ms >= LOCK_WAIT_MS:
+                holder = os.pread(fd, 100, 0).decode(errors="replace") or "another process"
+                os.close(fd)
+                raise LockedError(
+                    f"The source {folder.name!r} is being run by {holder}; pause it, or stop that process, first."
+                )
+            SystemClock().sleep_ms(20)
+            waited_ms += 20
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"process {os.getpid()}".encode(), 0)
         return cls(fd)
@@ -65,15 +68,18 @@ def is_paused(folder: Path) -> bool:
     return (folder / _PAUSED).exists()
 
 
-def pause(data_folder: Path, source: str) -> None:
+def pause(data_folder: Path, source: str) -> dict[str, Any]:
     """Let a source end its chunk and wait. It stays so over restarts."""
     disk.replace_file(_known(data_folder, source) / _PAUSED, b"")
+    return {"source": source, "paused": True}
 
 
-def resume(data_folder: Path, source: str) -> None:
+def resume(data_folder: Path, source: str) -> dict[str, Any]:
+    """Let a paused source go on."""
     folder = _known(data_folder, source)
     (folder / _PAUSED).unlink(missing_ok=True)
     disk.sync_folder(folder)
+    return {"source": source, "paused": False}
 
 
 def reset(data_folder: Path, source: str) -> bool:
@@ -93,9 +99,12 @@ def save_status(folder: Path, status: dict[str, Any]) -> None:
 
 def load_statuses(data_folder: Path, clock: Clock) -> list[dict[str, Any]]:
     """How every source is that was ever run here, by name."""
-    root = data_folder / CONNECT_FOLDER
-    folders = sorted(each for each in root.iterdir() if each.is_dir()) if root.exists() else []
-    return [_load_status(folder, clock.now_ms()) for folder in folders]
+    return [_load_status(folder, clock.now_ms()) for folder in _folders(data_folder)]
+
+
+def load_status(data_folder: Path, source: str, clock: Clock) -> dict[str, Any]:
+    """How one source is. UnknownSourceError if it was never run here."""
+    return _load_status(_known(data_folder, source), clock.now_ms())
 
 
 def _load_status(folder: Path, now_ms: int) -> dict[str, Any]:
@@ -119,20 +128,28 @@ def _is_locked(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _try_lock(fd, fcntl.LOCK_SH)
     finally:
         os.close(fd)
-    return False
+
+
+def _try_lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _folders(data_folder: Path) -> list[Path]:
+    root = data_folder / CONNECT_FOLDER
+    return sorted(each for each in root.iterdir() if each.is_dir()) if root.exists() else []
 
 
 def _known(data_folder: Path, source: str) -> Path:
-    folder = source_folder(data_folder, source)
-    if "/" in source or not folder.is_dir():
-        root = data_folder / CONNECT_FOLDER
-        known = sorted(each.name for each in root.iterdir() if each.is_dir()) if root.exists() else []
-        raise InvalidError(
-            f"There is no source {source!r} in {data_folder}; known: {', '.join(known) or 'none'}."
+    names = [each.name for each in _folders(data_folder)]
+    if source not in names:
+        raise UnknownSourceError(
+            f"There is no source {source!r} in {data_folder}; known: {', '.join(names) or 'none'}."
         )
-    return folder
+    return source_folder(data_folder, source)

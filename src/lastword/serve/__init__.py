@@ -2,6 +2,7 @@
 
 supervisor.py  starts both, starts again what ends by itself, stops them
 child.py       what both have in common: how they are started, say that they are ready, and end with the supervisor
-broker.py      the broker's process: Kafka endpoint, WAL writer, admin API
+broker.py      the broker's process: Kafka endpoint, WAL writer, admin API, sources
+sources.py     the sources that run in it
 worker.py      the worker's process: sealing, compaction, retention, and what the admin API asks for
 """

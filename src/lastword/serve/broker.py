@@ -1,6 +1,6 @@
-"""The broker's process. By its steps: take the admin's address, open the log as its writer, start the broker, answer
-the admin API, say that it is ready. On SIGTERM, or when the supervisor is gone: stop the broker (what was taken up is
-answered), the admin API, close the log.
+"""The broker's process. By its steps: check the sources' file, take the admin's address, open the log as its writer,
+start the broker, the sources and the admin API, say that it is ready. On SIGTERM, or when the supervisor is gone: stop
+the broker (what was taken up is answered) and the sources, then the admin API, close the log.
 """
 
 from __future__ import annotations
@@ -21,21 +21,28 @@ from lastword.broker.server import Broker
 from lastword.log import Log
 from lastword.log import open as open_log
 from lastword.serve.child import Leash, ServeOptions, run
+from lastword.serve.sources import Sources
 
 logger = logging.getLogger("lastword.serve.broker")
 
 
 def serve(options: ServeOptions, leash: Leash) -> None:
+    sources = Sources(options)
+    sources.check()
     token = None if options.token_file is None else read_token(Path(options.token_file))
     admin = AdminServer(options.admin_host, options.admin_port, token=token)
     try:
         with open_log(options.data, config=options.config) as log:
-            asyncio.run(_serve(options, leash, log, admin))
+            sources.open(log)
+            try:
+                asyncio.run(_serve(options, leash, log, admin, sources))
+            finally:
+                sources.stop()
     finally:
         admin.close()
 
 
-async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServer) -> None:
+async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServer, sources: Sources) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
@@ -53,6 +60,7 @@ async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServ
         advertised_port=options.advertised_port,
     )
     await broker.start()
+    sources.start()
     groups = CoordinatedGroups(broker.group_service)
     jobs = Jobs()
     stories = Stories()
@@ -70,13 +78,14 @@ async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServ
             groups=lambda: groups,
             erased=erased,
             stories=stories,
+            sources_problem=lambda: sources.problem,
         )
     )
     leash.ready(kafka=list(broker.address), admin=list(admin.address))
     await stop.wait()
     logger.info("stopping")
-    await broker.stop()
-    logger.debug("the broker has stopped")
+    await asyncio.gather(broker.stop(), asyncio.to_thread(sources.stop))
+    logger.debug("the broker and the sources have stopped")
     jobs.close()
     await asyncio.to_thread(admin.close)
     await asyncio.to_thread(stories.close)

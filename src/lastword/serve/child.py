@@ -39,6 +39,9 @@ class ServeOptions:
     admin_port: int
     token_file: str | None
     channel: str
+    connect_file: str | None = None
+    restarted: bool = False
+    """Whether the server has run before with these options."""
     verbose: int = 0
 
     def to_json(self) -> str:

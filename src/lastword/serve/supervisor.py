@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -128,6 +129,8 @@ class Supervisor:
                 self._options.to_json(),
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
+                # Else a file in the current folder, such as grp.py, takes the place of Python's own; also in Spark's.
+                env={**os.environ, "PYTHONSAFEPATH": "1"},
                 stdin=asyncio.subprocess.DEVNULL,
                 # Ctrl-C on the terminal is for the supervisor, which stops both in order.
                 start_new_session=True,
@@ -226,7 +229,7 @@ class Supervisor:
     def _take_addresses(self, addresses: dict[str, Any]) -> None:
         """The real ports: a broker that is started again must listen where it did."""
         kafka, admin = addresses["kafka"], addresses["admin"]
-        self._options = replace(self._options, kafka_port=kafka[1], admin_port=admin[1])
+        self._options = replace(self._options, kafka_port=kafka[1], admin_port=admin[1], restarted=True)
         self._server = running.this_process(
             since_ms=self._clock.now_ms(),
             kafka=show_address(*kafka),

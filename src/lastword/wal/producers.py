@@ -176,7 +176,9 @@ def _read_batches(
             size_bytes = end_position if file.size_bytes is None else file.size_bytes
             for header in _headers(folder / file.name, size_bytes):
                 if header.producer_id >= 0 and header.base_offset >= offset:
-                    states.appended(header, header.base_offset, header.max_timestamp_ms)
+                    # Records may be of any time; the producer was there after the file was begun.
+                    seen_ms = max(header.max_timestamp_ms, file.opened_ms)
+                    states.appended(header, header.base_offset, seen_ms)
 
 
 def _headers(path: Path, size_bytes: int) -> Iterator[BatchHeader]:

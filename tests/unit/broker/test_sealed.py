@@ -13,6 +13,7 @@ from tests.support.logs import open_log
 
 from lastword import batch
 from lastword.broker import sealed
+from lastword.broker.offsets import end_of_epoch
 from lastword.broker.sealed import Chunk, SealedData, read_sealed
 from lastword.log import Log
 from lastword.topic import Topic
@@ -59,6 +60,28 @@ def test_the_end_that_compaction_took_is_spanned(log: Log) -> None:
     (chunk,) = read_sealed(topic.table, 0, 3)
     assert rows(chunk) == []
     assert (chunk.first_offset, chunk.next_offset) == (3, 27)
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_no_batch_reaches_behind_the_end_of_its_leader_epoch(log: Log, is_compacted: bool) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact", "delete.retention.ms": 0})
+    for number in range(4):
+        topic.append("k", None if is_compacted and number == 3 else str(number))
+        # As after a kill: the next records are of another epoch.
+        topic.writer(0).refuse("for the test")
+        topic.reopen_partition(0)
+    for _ in range(3 if is_compacted else 0):
+        topic.seal()
+        log.compact(["t"], asked_for=True, force=True)
+    topic.seal()
+    epochs = topic.writer(0).epochs
+    assert len(epochs) > 3
+    for chunk in read_sealed(topic.table, 0, 0):
+        for data in chunk.batches:
+            header = batch.read_header(data)
+            assert header is not None
+            _, end_offset = end_of_epoch(epochs, header.leader_epoch, 4)
+            assert end_offset >= header.next_offset
 
 
 def test_reads_within_a_chunk() -> None:

@@ -150,3 +150,15 @@ def test_a_log_without_such_producers_has_no_file(tmp_path: Path, clock: ManualC
         topic.seal()
         folder = topic.writer(0).folder
     assert not producers.exists(folder)
+
+
+def test_old_timestamps_do_not_make_a_producer_expire(tmp_path: Path, clock: ManualClock) -> None:
+    """Who fills in old records, of 1970 here, is as active as any other."""
+    log = open_log(tmp_path / "data", clock)
+    log.create_topic("t")
+    sent = stage(log, 0)
+    abandon(log)
+    with open_log(tmp_path / "data", clock) as opened:
+        opened.topic("t").append("k", "v")
+        opened.topic("t").writer(0).roll()
+        assert stage(opened, 0) == sent._replace(is_duplicate=True, timestamp_ms=1)

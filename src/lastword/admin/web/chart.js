@@ -10,7 +10,7 @@ export class Chart {
     this.lines = lines;
     this.show = show;
     this.now = h("p", { class: "chart-now" });
-    this.drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "chart", role: "img" });
+    this.drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "chart", role: "img", "aria-label": title });
     this.top = h("span", {});
     this.title = title;
     this.element = h("section", { class: "card chart-card", "aria-label": title }, h("div", { class: "chart-head" }, h("h2", {}, title), this.now), h("div", { class: "chart-place" }, this.top, this.drawing), h("div", { class: "chart-foot" }, this.begin = h("span", {}), h("span", { class: "soft" }, hint), h("span", {}, "now")));

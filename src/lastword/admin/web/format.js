@@ -32,7 +32,13 @@ export function duration(ms) {
   return parts.slice(0, 2).filter((each, index) => index === 0 || each[0]).map(([amount, unit]) => `${amount} ${unit}`).join(" ");
 }
 
-export const ago = (ms, nowMs) => (ms === null || ms === undefined ? "never" : nowMs - ms < 2000 ? "just now" : `${duration(nowMs - ms)} ago`);
+/** How long ago, in whole seconds at the finest. */
+export function ago(ms, nowMs) {
+  if (ms === null || ms === undefined) return "never";
+  const since = nowMs - ms;
+  if (since < 2000) return "just now";
+  return since < 10_000 ? `${Math.round(since / 1000)} s ago` : `${duration(since)} ago`;
+}
 
 export function time(ms) {
   if (ms === null || ms === undefined || ms < 0) return "none";

@@ -18,8 +18,8 @@ export async function show(main, parameters, life) {
   const charts = [
     [new Chart("Records produced", [""], rate), (now, before) => [between(now, before, "lastword_append_records_total")]],
     [new Chart("Bytes", ["produced", "fetched"], byteRate), (now, before) => [between(now, before, "lastword_append_bytes_total"), between(now, before, "lastword_fetch_bytes_total")]],
-    [new Chart("Produce latency", ["half of them", "99 %"], seconds), (now, before) => [quantile(now, before, "Produce", 0.5), quantile(now, before, "Produce", 0.99)]],
-    [new Chart("Fetch latency", ["half of them", "99 %"], seconds, "a fetch may wait for records"), (now, before) => [quantile(now, before, "Fetch", 0.5), quantile(now, before, "Fetch", 0.99)]],
+    [new Chart("Produce latency", ["half within", "99 % within"], seconds), (now, before) => [quantile(now, before, "Produce", 0.5), quantile(now, before, "Produce", 0.99)]],
+    [new Chart("Fetch latency", ["half within", "99 % within"], seconds, "a fetch may wait for records"), (now, before) => [quantile(now, before, "Fetch", 0.5), quantile(now, before, "Fetch", 0.99)]],
     [new Chart("WAL on the local disk", [""], bytes), (now) => [sum(now, "lastword_wal_bytes")]],
     [new Chart("Dirty ratio", ["highest", "mean"], percent, "as the worker last measured"), (now) => ratios(now)],
     [new Chart("Sealed", [""], byteRate), (now, before) => [between(now, before, "lastword_tiering_bytes_sealed_total")]],

@@ -40,19 +40,25 @@ export async function show(main, parameters, life) {
     }
   });
 
-  await life.every(4000, async () => {
-    const [found, status, engine] = await Promise.all([
-      get("/v1/views/overview", {}, life.signal),
-      get("/v1/status", {}, life.signal),
-      get("/v1/views/engine", {}, life.signal),
-    ]);
+  let status = null, engine = null;
+  const tell = () => status && showAlerts(alerts, words(state.topics, status, engine));
+  const look = async () => {
+    const found = await get("/v1/views/overview", {}, life.signal);
     state.topics = found.topics;
     state.nowMs = found.now_ms;
-    set(health, processes(status, engine));
-    showAlerts(alerts, words(found.topics, status, engine, found.now_ms));
     set(totals, sums(found.topics));
     render(body, state);
-  });
+    tell();
+    // Some have not been looked at yet: they come soon.
+    if (found.topics.some((each) => each.pending && !each.problems.length)) setTimeout(() => !life.over && look().catch(() => {}), 800);
+  };
+  // A worker that does not answer must not keep the topics from being shown.
+  const ask = async () => {
+    [status, engine] = await Promise.all([get("/v1/status", {}, life.signal), get("/v1/views/engine", {}, life.signal)]);
+    set(health, processes(status, engine));
+    tell();
+  };
+  await Promise.all([life.every(4000, look), life.every(4000, ask)]);
 }
 
 // ------------------------------------------------------------------------------------------------- health
@@ -78,7 +84,7 @@ function processes(status, engine) {
   ];
 }
 
-function words(topics, status, engine, nowMs) {
+function words(topics, status, engine) {
   const said = status.problems.map((each) => `${each[0].toUpperCase()}${each.slice(1)}.`);
   for (const [name, child] of Object.entries(status.server?.processes ?? {})) {
     if (child.restarts) said.push(`The ${name} ended by itself and was started again, ${plural(child.restarts, "time")}; the last time: ${child.last_end}.`);
@@ -169,10 +175,10 @@ function row(topic, nowMs) {
     bytes(topic.sealed_bytes),
     topic.dirty_ratio === null || topic.dirty_ratio === undefined
       ? h("span", { class: "soft" }, "–")
-      : h("span", { class: "meter-cell" }, h("span", { class: "meter", "aria-hidden": "true", "--share": topic.dirty_ratio }), percent(topic.dirty_ratio)),
-    due.length ? h("span", { class: "due" }, due.join(", ")) : h("span", { class: "soft" }, "no"),
-    topic.last_run_ms ? ago(topic.last_run_ms, nowMs) : h("span", { class: "soft" }, "never"),
-    topic.tiering_lag_ms ? duration(topic.tiering_lag_ms) : h("span", { class: "soft" }, "none"),
+      : h("span", { class: "meter-cell" }, h("span", { class: "meter", "aria-hidden": "true", "--share": topic.dirty_ratio }), h("span", { class: "share" }, percent(topic.dirty_ratio))),
+    due.length ? h("span", { class: "due" }, due.join(", ")) : h("span", { class: "soft" }, topic.pending ? "…" : "no"),
+    topic.last_run_ms ? ago(topic.last_run_ms, nowMs) : h("span", { class: "soft" }, topic.pending ? "…" : "never"),
+    topic.tiering_lag_ms ? duration(topic.tiering_lag_ms) : h("span", { class: "soft" }, topic.pending ? "…" : "none"),
   ];
   return h(
     "tr",

@@ -230,7 +230,15 @@ class Scene {
         ),
       ),
     );
-    this.segments.querySelector(".current")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    this.keepInSight(this.segments.querySelector(".current"));
+  }
+
+  /** Within the log's own box; the page stays where it is. */
+  keepInSight(cell) {
+    if (!cell) return;
+    const box = this.segments.getBoundingClientRect(), is = cell.getBoundingClientRect();
+    if (is.top < box.top) this.segments.scrollTop -= box.top - is.top + 8;
+    if (is.bottom > box.bottom) this.segments.scrollTop += is.bottom - box.bottom + 8;
   }
 
   cell(record, view) {

@@ -81,7 +81,12 @@ class GroupHolds:
             pairs = list(self._changed if only is None else self._changed & set(only))
             self._changed.difference_update(pairs)
             content = [(pair, dict(self._positions.get(pair, {}))) for pair in pairs if self._is_there(pair)]
-            failed = await self._node.call_slow(_write_files, self._node.log.path, content)
+            try:
+                failed = await self._node.call_slow(_write_files, self._node.log.path, content)
+            except BaseException:
+                # Such as the end of the client that asked: the next round writes them.
+                self._changed.update(pairs)
+                raise
             self._changed.update(failed)
             self._written.update((pair, positions) for pair, positions in content if pair not in failed)
             for pair in pairs:

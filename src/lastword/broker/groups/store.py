@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lastword.broker.groups.records import CommittedOffset, OffsetKey, SavedGroup, parse
 from lastword.broker.node import Node
-from lastword.errors import ClosedError, LastwordError, UnknownTopicError, WriteFailedError
+from lastword.errors import (
+    ClosedError,
+    LastwordError,
+    UnavailableError,
+    UnknownTopicError,
+    WriteFailedError,
+)
 from lastword.record import NewRecord
 from lastword.topic import Topic
 
@@ -79,7 +85,10 @@ class GroupStore:
                 continue
             error = await self._append([entry for entries, _ in taken for entry in entries])
             for _, done in taken:
-                done(error)
+                try:
+                    done(error)
+                except Exception:
+                    logger.exception("what was written to %s could not be taken over", GROUPS_TOPIC)
 
     async def _append(self, entries: Sequence[Entry]) -> LastwordError | None:
         try:
@@ -89,6 +98,10 @@ class GroupStore:
         except LastwordError as error:
             logger.error("groups and offsets could not be written to %s: %s", GROUPS_TOPIC, error)
             return error
+        except Exception as error:
+            # Whoever waits must be answered, and the next ones be written.
+            logger.exception("groups and offsets could not be written to %s", GROUPS_TOPIC)
+            return UnavailableError(f"{GROUPS_TOPIC} can't be written: {error}")
         return None
 
     def _append_now(self, entries: Sequence[Entry]) -> None:

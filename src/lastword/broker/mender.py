@@ -1,0 +1,56 @@
+"""Opens partitions again whose disk failed or was full, so that they take appends once the disk does.
+
+A partition that failed refuses everything until it is reopened (wal/writer.py), and its active file can't be sealed
+meanwhile. Nobody but the broker can reopen it: so it tries, with a pause that grows while that fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from lastword.broker.node import Node
+from lastword.errors import LastwordError
+from lastword.topic import Topic
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 60.0
+
+
+async def mend(node: Node) -> None:
+    """Go on until it is cancelled."""
+    pause_s = FIRST_PAUSE_S
+    while True:
+        await asyncio.sleep(pause_s)
+        failed = [
+            (topic, partition)
+            for topic in list(node.log.opened_topics().values())
+            for partition, writer in enumerate(topic.writers())
+            if writer.failed is not None
+        ]
+        # One after the other: what is kept of each is copied.
+        mended = [await _is_mended(node, topic, partition) for topic, partition in failed]
+        pause_s = FIRST_PAUSE_S if all(mended) else min(pause_s * 2, LONGEST_PAUSE_S)
+
+
+async def _is_mended(node: Node, topic: Topic, partition: int) -> bool:
+    try:
+        await node.call_slow(_reopen, topic, partition)
+    except (LastwordError, OSError) as error:
+        logger.warning("%s-%d can't be opened again yet: %s", topic.name, partition, error)
+        return False
+    except Exception:
+        # The other partitions, and the next attempt, must not suffer from it.
+        logger.exception("%s-%d can't be opened again", topic.name, partition)
+        return False
+    logger.info("%s-%d has been opened again and takes appends", topic.name, partition)
+    return True
+
+
+def _reopen(topic: Topic, partition: int) -> None:
+    # Another one that appends may have reopened it meanwhile.
+    if topic.writers()[partition].failed is not None:
+        topic.reopen_partition(partition)

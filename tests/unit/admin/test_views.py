@@ -1,0 +1,146 @@
+"""What the dashboard's pages are told about topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.cli import wait_until
+from tests.support.clock import ManualClock
+from tests.support.compacted import INLINE_CONFIG
+from tests.support.logs import open_log
+
+from lastword.admin import views
+from lastword.errors import InvalidConfigError, UnknownTopicError
+from lastword.log import Log
+from lastword.record import NewRecord
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with open_log(tmp_path / "data", ManualClock(), INLINE_CONFIG) as opened:
+        yield opened
+
+
+def rows(overview: views.Overview) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+
+    def all_there() -> bool:
+        found.update({each["name"]: each for each in overview.look()["topics"]})
+        return not any("pending" in each for each in found.values())
+
+    wait_until(all_there, lambda: str(found))
+    return found
+
+
+def test_a_row_says_what_a_topic_has_and_what_is_due(log: Log) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"})
+    log.create_topic("d")
+    topic.append_many(NewRecord(key=b"%d" % (number % 10), value=b"v") for number in range(100))
+    topic.seal()
+    topic.append("x", "1")
+    found = rows(views.Overview(log))
+    row = found["t"]
+    assert (row["records"], row["unsealed_records"], row["segments"]) == (101, 1, 1)
+    assert (row["cleanup_policy"], row["dirty_ratio"], row["due"]) == (
+        "compact",
+        1.0,
+        {"min.cleanable.dirty.ratio": 1},
+    )
+    assert row["wal_bytes"] == sum(wal.size_bytes for wal in topic.local_wals())
+    assert row["last_run_ms"] is None
+    assert (found["d"]["dirty_ratio"], found["d"]["due"]) == (None, {})
+    log.compact(["t"], seal=True, asked_for=True)
+    row = rows(views.Overview(log))["t"]
+    assert (row["records"], row["dirty_ratio"], row["due"]) == (11, 0.0, {})
+    assert row["last_run_ms"] is not None
+
+
+def test_a_deleted_topic_is_gone_and_an_internal_one_never_there(log: Log) -> None:
+    log.create_topic("t")
+    log.internal_topic("__lastword_groups")
+    overview = views.Overview(log)
+    assert list(rows(overview)) == ["t"]
+    log.create_topic("u")
+    log.delete_topic("t")
+    assert [each["name"] for each in overview.look()["topics"]] == ["u"]
+
+
+def test_the_drawing_has_segments_files_readers_and_garbage(log: Log) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    for _ in range(2):
+        topic.append_many(NewRecord(key=b"%d" % number, value=b"v") for number in range(40))
+        topic.seal()
+    topic.append("x", "1")
+    with topic.reader("billing") as reader:
+        reader.poll(max_records=10)
+        reader.commit()
+    (partition,) = views.layout(log, "t", estimates=True)["partition_list"]
+    assert [each[:3] + each[4:] for each in partition["segments"]] == [
+        [0, 39, 40, 1, 40, 1],
+        [40, 79, 40, 1, 0, 1],
+    ]
+    assert partition["wal"][-1]["active"]
+    assert (partition["wal"][-1]["first_offset"], partition["wal"][-1]["end_offset"]) == (80, 81)
+    assert [(each["name"], each["kind"], each["position"]) for each in partition["readers"]] == [
+        ("billing", "reader", 10)
+    ]
+    without = views.layout(log, "t")
+    assert without["partition_list"][0]["segments"][0][5] is None
+    assert not without["garbage_is_known"]
+
+
+def test_many_segments_are_drawn_as_few(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "MOST_DRAWN", 2)
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    for number in range(5):
+        topic.append("a", str(number))
+        topic.seal()
+    (partition,) = views.layout(log, "t", estimates=True)["partition_list"]
+    drawn = [
+        (first, last, records, garbage, count)
+        for first, last, records, _, _, garbage, count in partition["segments"]
+    ]
+    assert drawn == [(0, 2, 3, 3, 3), (3, 4, 2, 1, 2)]
+    assert partition["segment_count"] == 5
+
+
+def test_snapshots_are_text_and_tell_what_a_run_did(log: Log) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic.append("a", "1")
+    topic.append("a", "2")
+    log.compact(["t"], seal=True, asked_for=True)
+    snapshots = views.layout(log, "t")["snapshots"]
+    assert [each["operation"] for each in snapshots] == ["compact", "seal", "create"]
+    assert [each["id"] for each in snapshots] == [str(each.id) for each in reversed(topic.history())]
+    assert snapshots[0]["details"]["records"] == "2 -> 1"
+    assert snapshots[0]["duration_ms"] is not None
+    assert snapshots[1]["duration_ms"] is None
+
+
+def test_the_state_is_searched_by_key(log: Log) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    for key in ("alice", "bob", "malice"):
+        topic.append(key, "1")
+    topic.append("bob", None)
+    found = views.state(log, "t", search="lic", as_of=None, limit=1)
+    assert (found["keys"], found["matching"], [each["key"] for each in found["records"]]) == (2, 2, ["alice"])
+    assert views.state(log, "t", search=None, as_of=None, limit=10)["matching"] == 2
+    assert views.state(log, "t", search="%", as_of=None, limit=10)["records"] == []
+
+
+def test_the_settings_are_those_that_a_topic_may_have(log: Log) -> None:
+    log.create_topic("t", config={"cleanup.policy": "compact"})
+    found = {each["key"]: each for each in views.settings(log, "t")}
+    assert found["cleanup.policy"]["source"] == "topic"
+    assert all(each["meaning"] and each["allowed"] for each in found.values())
+    assert "kafka.listen" not in found
+    for key, each in found.items():
+        if each["value"]:
+            log.alter_topic("t", set_config={key: each["value"]})
+    with pytest.raises(InvalidConfigError):
+        log.alter_topic("t", set_config={"kafka.listen": "127.0.0.1:1"})
+    with pytest.raises(UnknownTopicError):
+        views.settings(log, "nothing")
