@@ -308,6 +308,7 @@ def test_where_many_partitions_begin_takes_one_look_at_the_table(
 
     monkeypatch.setattr(TopicView, "look", counted)
     wanted = {TopicPartition("t", partition): OffsetSpec.earliest() for partition in range(20)}
-    found = AdminClient({"bootstrap.servers": broker.address}).list_offsets(wanted)
+    client = AdminClient({"bootstrap.servers": broker.address})
+    found = client.list_offsets(wanted)
     assert [each.result(20).offset for each in found.values()] == [0] * 20
     assert len(looks) == 1

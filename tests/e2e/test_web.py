@@ -171,6 +171,10 @@ def test_any_small_topic_can_be_watched_and_is_really_compacted(
     topic = create(api, "watched", *({"key": key, "value": "1"} for key in "aab"))
     browser.open(f"{server.url}/scene?topic={topic}")
     browser.find('[data-offset="2"]')
+    browser.wait(
+        lambda: browser.run("return document.querySelector('.source select').value") == f"0/{topic}",
+        "its name",
+    )
     browser.click("button", "Run compaction")
     browser.click("[aria-label='To the end']")
     browser.wait(lambda: set(cells(browser)) == {1, 2}, "only the last words")

@@ -28,7 +28,7 @@ function apply(frame, view) {
   if (frame.phase === "seal") {
     for (const segment of view.segments) if (segment.file === frame.file) segment.kind = "sealed dirty";
   } else if (frame.phase === "find" && frame.offset !== undefined) {
-    view.marks.set(frame.offset, frame.wins ? "wins" : frame.line === "find.no_key" ? "alone" : "beaten");
+    view.marks.set(frame.offset, frame.line === "find.no_key" ? "alone" : frame.wins ? "wins" : "beaten");
     if (frame.overtakes !== null && frame.overtakes !== undefined) view.marks.set(frame.overtakes, "beaten");
   } else if (frame.phase === "decide") {
     view.marks.set(frame.offset, frame.goes ? "goes" : "stays");

@@ -74,7 +74,16 @@ class Scene {
     const found = await get("/v1/views/overview", {}, this.life.signal);
     const topics = found.topics.filter((each) => each.records <= 500 && each.partitions);
     set(this.source, h("option", { value: "" }, "the story of alice, bob and carol"), topics.flatMap((each) => Array.from({ length: Math.min(each.partitions, 20) }, (_, partition) => h("option", { value: `${partition}/${each.name}` }, each.partitions > 1 ? `topic ${each.name}, partition ${partition}` : `topic ${each.name}`))));
-    this.source.value = this.topic ? `${this.topic.partition}/${this.topic.name}` : "";
+    this.nameSource();
+  }
+
+  /** Say at the top what is watched, also if the list came before it or does not have it. */
+  nameSource() {
+    const value = this.topic ? `${this.topic.partition}/${this.topic.name}` : "";
+    if (![...this.source.options].some((each) => each.value === value)) {
+      this.source.append(h("option", { value }, this.topic ? `topic ${this.topic.name}, partition ${this.topic.partition}` : "the story of alice, bob and carol"));
+    }
+    this.source.value = value;
   }
 
   choose() {
@@ -286,6 +295,7 @@ class Scene {
   }
 
   drawChapter() {
+    this.nameSource();
     const story = this.story;
     // One button at a time asks to be pressed.
     this.run.className = story && story.told < story.steps.length ? "quiet" : "primary";
