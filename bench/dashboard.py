@@ -142,7 +142,7 @@ def browse(url: str) -> None:
         ):
             driver.get(url + path)
             while not driver.execute_script(f"return {ready}"):
-                time.sleep(0.01)
+                time.sleep(0.05)
             shown = driver.execute_script("return performance.now()")
             time.sleep(6)
             busy = driver.execute_script("return Math.max(0, ...window.longTasks)")
