@@ -2,7 +2,8 @@
 
 Segments that are rewritten anyway are joined while the result stays under segment.bytes; so are dirty ones,
 which are new and often small. A clean segment that loses nothing joins only if it is no larger than what it
-joins: each time it is rewritten the file at least doubles, so that no record is rewritten often.
+joins: each time it is rewritten the file at least doubles, so that no record is rewritten often. A file that is
+large enough takes in no more, and the next one can be written beside it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,28 @@ class Member:
     spared: bool = False
 
 
-def groups(members: Iterable[Member], *, merge_bytes: int, span_ms: int | None) -> Iterator[list[Member]]:
+LARGE_ENOUGH_BYTES = 32 << 20
+MOST_FILES = 64
+
+
+def large_enough(merge_bytes: int, partition_bytes: int) -> int:
+    """The size at which a file takes in no more, although it may: so that several are written at a time.
+
+    It grows with the partition, so that no partition is cut into many more than MOST_FILES for it.
+    """
+    return min(merge_bytes, max(LARGE_ENOUGH_BYTES, partition_bytes // MOST_FILES))
+
+
+def groups(
+    members: Iterable[Member], *, merge_bytes: int, enough_bytes: int, span_ms: int | None
+) -> Iterator[list[Member]]:
     """Runs of neighbours, each in the order in which its members came."""
     group: list[Member] = []
     for member in members:
-        if group and not _joins(group, member, merge_bytes, span_ms):
+        if group and (
+            sum(each.expected_bytes for each in group) >= enough_bytes
+            or not _joins(group, member, merge_bytes, span_ms)
+        ):
             yield group
             group = []
         group.append(member)

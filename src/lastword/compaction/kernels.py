@@ -157,7 +157,12 @@ def _kept(mask: Mask) -> int:
 
 
 def _groups(unit: Unit, members: Iterable[Member]) -> Iterator[list[Member]]:
-    return grouping.groups(members, merge_bytes=unit.merge_bytes, span_ms=unit.merge_span_ms)
+    return grouping.groups(
+        members,
+        merge_bytes=unit.merge_bytes,
+        enough_bytes=grouping.large_enough(unit.merge_bytes, unit.size_bytes),
+        span_ms=unit.merge_span_ms,
+    )
 
 
 def _member(unit: Unit, index: int, kept: int) -> Member:

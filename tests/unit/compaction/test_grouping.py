@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lastword.compaction.grouping import Member, groups
+from lastword.compaction.grouping import LARGE_ENOUGH_BYTES, MOST_FILES, Member, groups, large_enough
 
 
 def member(index: int, size: int, *, free: bool = True, oldest: int = 0, newest: int | None = None) -> Member:
@@ -16,10 +16,11 @@ def member(index: int, size: int, *, free: bool = True, oldest: int = 0, newest:
     )
 
 
-def grouped(*members: Member, merge_bytes: int = 100, span_ms: int | None = None) -> list[list[int]]:
-    return [
-        [each.index for each in group] for group in groups(members, merge_bytes=merge_bytes, span_ms=span_ms)
-    ]
+def grouped(
+    *members: Member, merge_bytes: int = 100, enough_bytes: int = 100, span_ms: int | None = None
+) -> list[list[int]]:
+    found = groups(members, merge_bytes=merge_bytes, enough_bytes=enough_bytes, span_ms=span_ms)
+    return [[each.index for each in group] for group in found]
 
 
 def test_nothing_makes_no_group() -> None:
@@ -71,6 +72,19 @@ def test_groups_come_while_members_come() -> None:
             taken.append(index)
             yield member(index, 60)
 
-    first = next(iter(groups(members(), merge_bytes=100, span_ms=None)))  # type: ignore[arg-type]
+    first = next(iter(groups(members(), merge_bytes=100, enough_bytes=100, span_ms=None)))  # type: ignore[arg-type]
     assert [each.index for each in first] == [3]
     assert taken == [3, 2]
+
+
+def test_what_is_large_enough_takes_in_no_more() -> None:
+    members = [member(index, 20) for index in reversed(range(7))]
+    assert grouped(*members, enough_bytes=50) == [[6, 5, 4], [3, 2, 1], [0]]
+
+
+def test_large_enough_follows_the_partition_and_never_passes_the_limit() -> None:
+    gigabyte = 1 << 30
+    assert large_enough(gigabyte, 100 << 20) == LARGE_ENOUGH_BYTES
+    assert large_enough(gigabyte, 10 * gigabyte) == 10 * gigabyte // MOST_FILES
+    assert large_enough(gigabyte, 1000 * gigabyte) == gigabyte
+    assert large_enough(1 << 20, 10 * gigabyte) == 1 << 20
