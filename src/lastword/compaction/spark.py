@@ -56,6 +56,10 @@ logger = logging.getLogger(__name__)
 _RESULT_SCHEMA = "job int, result binary"
 
 
+TASK_BYTES = 256 << 20
+"""Work of this size is worth a task of its own."""
+
+
 class SparkEngine:
     """Runs units on a Spark session, which is started with the first run and kept."""
 
@@ -116,9 +120,18 @@ class SparkEngine:
 
     def _one_stage(self, jobs: Sequence[tuple[int, Job]]) -> dict[int, Result]:
         try:
-            threads = max(1, self.parallel // len(jobs))
+            parallel = self.parallel
+            threads = max(1, parallel // len(jobs))
             units = [replace(job.unit, threads=min(threads, 2)) for _, job in jobs]
-            found = self._map(units, carry_out)
+            dealt = deal([unit.size_bytes for unit in units], parallel)
+            shares = [[units[index] for index in share] for share in dealt]
+            done = self._map(shares, lambda share: [carry_out(unit) for unit in share])
+            by_index = {
+                index: result
+                for share, results in zip(dealt, done, strict=True)
+                for index, result in zip(share, results, strict=True)
+            }
+            found = [by_index[index] for index in range(len(units))]
         except spark_errors() as error:
             # A job fails as a whole; one unit at a time tells which of them it was.
             if len(jobs) == 1:
@@ -207,6 +220,20 @@ class SparkEngine:
             return way(job)
         except spark_errors() as error:
             return Failure(message=message(error))
+
+
+def deal(sizes_bytes: Sequence[int], parallel: int) -> list[list[int]]:
+    """Which units go into one task, by their indexes: the largest first, each to the task with the least to do.
+
+    A task costs more than a small unit, so there are only as many as run at a time, or as there is much to do.
+    """
+    count = min(len(sizes_bytes), max(parallel, sum(sizes_bytes) // TASK_BYTES))
+    tasks: list[tuple[int, list[int]]] = [(0, []) for _ in range(count)]
+    for index in sorted(range(len(sizes_bytes)), key=lambda index: -sizes_bytes[index]):
+        at = min(range(count), key=lambda task: tasks[task][0])
+        total, own = tasks[at]
+        tasks[at] = (total + sizes_bytes[index], [*own, index])
+    return [own for _, own in tasks]
 
 
 def _with_own_progress(piece: Unit, number: int) -> Unit:
