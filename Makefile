@@ -26,7 +26,7 @@ check: $(READY)
 	$(VENV)/bin/lint-imports
 
 crash: $(READY) java postgres
-	$(PYTHON) -m pytest -m soak tests/crash
+	$(PYTHON) -m pytest -m soak tests
 
 peers: $(READY) java
 	$(PYTHON) -m pytest -m peers tests/peers

@@ -38,5 +38,6 @@ def wal(tmp_path: Path, clock: ManualClock) -> WalFolder:
 def _levels_of_loggers() -> Iterator[None]:
     """Commands that run in this process say what they want to hear; the next test must hear everything again."""
     yield
+    logging.getLogger().setLevel(logging.WARNING)
     for name in [each for each in logging.root.manager.loggerDict if each.startswith("lastword")]:
         logging.getLogger(name).setLevel(logging.NOTSET)

@@ -135,6 +135,7 @@ class TestRebalance:
                 poll_until(lambda: partitions_of(other) == [0, 1], "the other has all", other)
             dying.close()
 
+    @pytest.mark.soak
     def test_kafka_python(self, broker: RunningBroker) -> None:
         create_topic(broker.address, "t", 2)
         produce(broker.address, "t", ["a", "b"], partition=0)

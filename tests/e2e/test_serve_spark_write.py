@@ -44,6 +44,7 @@ def values(server: Server, topic: str) -> Counter[int]:
         return Counter(int(record.value or b"-1") for record in log.topic(topic).read())
 
 
+@pytest.mark.soak
 def test_writes_go_through_the_server_once_also_over_a_killed_broker(
     spark: SparkSession, server: Server
 ) -> None:
@@ -61,6 +62,7 @@ def test_writes_go_through_the_server_once_also_over_a_killed_broker(
     assert cli.json("topic", "compact", "t")["total"]["records_after"] == 7
 
 
+@pytest.mark.soak
 def test_what_the_topic_refuses_is_told_with_its_reason(spark: SparkSession, server: Server) -> None:
     Cli(server.data)("topic", "create", "small", "--config", "max.message.bytes=100")
     rows = spark.range(1).selectExpr("'k' key", "repeat('x', 1000) value")

@@ -206,6 +206,7 @@ def test_a_streaming_write_is_once_wherever_its_commit_is_killed(
         assert sorted(path.name for path in (folder / "staging").rglob("*.*")) == ["committed.json"]
 
 
+@pytest.mark.soak
 def test_the_code_of_the_page_runs(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
     with lastword.open(folder) as log:
         users = log.create_topic("users", config={"cleanup.policy": "compact"})

@@ -178,7 +178,7 @@ def _is_settled(twin: Twin, compacted: set[int]) -> None:
 
 
 @settings(
-    max_examples=30 * EXAMPLES,
+    max_examples=15 * EXAMPLES,
     deadline=None,
     derandomize=EXAMPLES == 1,
     phases=(Phase.explicit, Phase.generate),

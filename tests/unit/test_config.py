@@ -104,6 +104,7 @@ connections.max.idle.ms: 21
 fetch.max.bytes: 4096
 fetch.cache.bytes: 1048579
 producer.id.expiration.ms: 22
+connect.file: sources.yaml
 """
 
 
@@ -150,6 +151,7 @@ def test_every_broker_setting_is_read(tmp_path: Path) -> None:
     assert config.fetch_max_bytes == 4096
     assert config.fetch_cache_bytes == 1048579
     assert config.producer_id_expiration_ms == 22
+    assert config.connect_file == "sources.yaml"
     assert config.warehouse == "s3://bucket/lastword"
     assert config.topic_default_config == {"cleanup.policy": "compact,delete"}
     for key in (setting.key for setting in BROKER_SETTINGS):

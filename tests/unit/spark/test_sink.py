@@ -20,7 +20,7 @@ from tests.support.clock import ManualClock
 from tests.support.forks import killed_at
 from tests.support.logs import open_log
 
-from lastword.errors import InvalidError, UnavailableError
+from lastword.errors import InvalidError, RecordTooLargeError
 from lastword.log import Log
 from lastword.partitioner import partition_of
 from lastword.spark import sink
@@ -135,7 +135,7 @@ def test_records_that_are_not_allowed(log: Log, topic: Topic) -> None:
     with pytest.raises(InvalidError, match="no partition 9; it has 0 to 2"):
         sink.stage(at, "q", iter([written]))
     log.alter_topic("t", set_config={"max.message.bytes": 70})
-    with pytest.raises(UnavailableError, match=r"max\.message\.bytes allows 70"):
+    with pytest.raises(RecordTooLargeError, match=r"max\.message\.bytes allows 70"):
         sink.commit(at, "q", 0, staged(at, "q", range(1)))
     assert values(topic) == []
 
