@@ -101,10 +101,7 @@ def test_the_admin_api_says_what_the_command_says(shop: Shop) -> None:
         "states": {"broken": "failing", "lines": "running"},
         "problem": None,
     }
-    # The state of a source that is tried again is `running` for a moment.
-    wait_until(
-        lambda: "broken failing, lines running" in shop.cli("status").out, lambda: shop.cli("status").out
-    )
+    assert "broken failing, lines running" in shop.cli("status").out
 
 
 def test_metrics_are_those_of_the_sources(shop: Shop) -> None:

@@ -197,7 +197,8 @@ class Task:
                 before = self._records
                 try:
                     self.prepare()
-                    self._be("starting")
+                    # One that is tried again fails until it has brought something.
+                    self._be("starting" if self._error is None else "failing")
                     self._read()
                 except Exception as error:  # noqa: BLE001
                     # Whatever a connector raises must not end the others, nor this one for good.
