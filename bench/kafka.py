@@ -36,13 +36,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from peers.client import alter, create
 from peers.jars import UnreachableError
 from peers.kafka import KafkaPeer
 
 import lastword
 from bench import broker as wire
-from bench.support import Results, console, median, timed, values_of
+from bench.support import Results, Usage, console, median, peak_memory, timed, values_of
 from lastword.broker.server import Broker
 
 PARTS = ("compaction", "steady", "state", "wire", "distinct")
@@ -304,18 +304,12 @@ def _do(log: lastword.Log, command: str, topic: str) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------ the client
 
 
-def create(address: str, topic: str, partitions: int, config: dict[str, str]) -> None:
-    admin = AdminClient({"bootstrap.servers": address, "log_level": 3})
-    for future in admin.create_topics([NewTopic(topic, partitions, 1, config=config)]).values():
-        future.result(60)
-
-
-def alter(address: str, topic: str, config: dict[str, str]) -> None:
-    admin = AdminClient({"bootstrap.servers": address, "log_level": 3})
-    entries = [ConfigEntry(k, v, incremental_operation=AlterConfigOpType.SET) for k, v in config.items()]
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(60)
+def compacted(system: Theirs | Ours, topic: str, ends: dict[int, int]) -> dict[str, float]:
+    """Let a system compact; with the most memory that its processes had meanwhile."""
+    used = Usage()
+    with peak_memory(system.processes, used):
+        row = system.compact(topic, ends)
+    return {**row, "peak_mb": round(used.peak_bytes / 1e6)}
 
 
 def load(
@@ -405,31 +399,6 @@ def read_state(address: str, topic: str, partitions: int) -> tuple[float, int]:
     return seconds, len(state)
 
 
-@contextmanager
-def peak_of(system: Theirs | Ours) -> Iterator[dict[str, float]]:
-    """The most memory that the processes of a system have at a time."""
-    found = {"peak_mb": 0.0}
-    stop = threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(0.05):
-            total = 0
-            for each in system.processes():
-                try:
-                    total += each.memory_info().rss
-                except psutil.Error:
-                    continue
-            found["peak_mb"] = max(found["peak_mb"], round(total / 1e6))
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield found
-    finally:
-        stop.set()
-        thread.join()
-
-
 # ------------------------------------------------------------------------------------------------- the parts
 
 
@@ -481,9 +450,8 @@ class Bench:
             system.prepare(topic, data)
             ends = load(system.address, topic, data, data.records, seed=1)
             before = system.disk_bytes(topic)
-            with peak_of(system) as peak:
-                row = system.compact(topic, ends)
-            rows.append({**row, **peak, "log_mb": before / 1e6, "left_mb": system.disk_bytes(topic) / 1e6})
+            row = compacted(system, topic, ends)
+            rows.append({**row, "log_mb": before / 1e6, "left_mb": system.disk_bytes(topic) / 1e6})
         # The first is a warm-up.
         return rows[1:]
 
@@ -496,9 +464,8 @@ class Bench:
             system.before_load(topic)
             ends = load(system.address, topic, data, int(data.records * share), seed=2 + round_number)
             before = system.disk_bytes(topic)
-            with peak_of(system) as peak:
-                row = system.compact(topic, ends)
-            rows.append({**row, **peak, "log_mb": before / 1e6, "left_mb": system.disk_bytes(topic) / 1e6})
+            row = compacted(system, topic, ends)
+            rows.append({**row, "log_mb": before / 1e6, "left_mb": system.disk_bytes(topic) / 1e6})
         return rows[1:]
 
     def _compare(
@@ -587,8 +554,7 @@ class Bench:
                 topic = self._topic()
                 system.prepare(topic, data)
                 ends = load(system.address, topic, data, records, seed=1, distinct=True)
-                with peak_of(system) as peak:
-                    rows[system.name] = [{**system.compact(topic, ends), **peak}]
+                rows[system.name] = [compacted(system, topic, ends)]
         self._compare("distinct", data, f"{records:,} distinct keys", rows, records)
         self._show("distinct", "Distinct keys only")
 

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +88,6 @@ class Usage:
 def usage() -> Iterator[Usage]:
     found = Usage()
     process = psutil.Process()
-    stop = threading.Event()
 
     def tree() -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
@@ -103,25 +102,34 @@ def usage() -> Iterator[Usage]:
                 continue
         return seconds
 
+    before = cpu()
+    with peak_memory(tree, found):
+        yield found
+    found.cpu_s = sum(seconds - before.get(pid, 0.0) for pid, seconds in cpu().items())
+
+
+@contextmanager
+def peak_memory(processes: Callable[[], Iterable[psutil.Process]], found: Usage) -> Iterator[None]:
+    """Note the most memory that some processes have at a time, while the block runs."""
+    stop = threading.Event()
+
     def watch() -> None:
         while not stop.wait(0.05):
             total = 0
-            for each in tree():
+            for each in processes():
                 try:
                     total += each.memory_info().rss
                 except psutil.Error:
                     continue
             found.peak_bytes = max(found.peak_bytes, total)
 
-    before = cpu()
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-        yield found
+        yield
     finally:
         stop.set()
         thread.join()
-        found.cpu_s = sum(seconds - before.get(pid, 0.0) for pid, seconds in cpu().items())
 
 
 def timed(action: Callable[[], object]) -> float:

@@ -37,7 +37,9 @@ from uuid import UUID
 
 from lastword import batch, disk
 from lastword.batch import BatchHeader
+from lastword.channel import ask
 from lastword.errors import CorruptError, InvalidError, LastwordError, WriteFailedError
+from lastword.locks import writer_channel
 from lastword.steps import reached
 from lastword.wal.writer import PartitionWriter
 
@@ -297,6 +299,14 @@ def _from_record(
         if passed >= skipped:
             yield header, data
         passed += header.record_count
+
+
+def ask_writer(data_folder: Path, topic: str, sink: str, number: int) -> int | None:
+    """Have a unit appended by the process that writes the log: how many records; None if there is no such process."""
+    if (channel := writer_channel(data_folder)) is None:
+        return None
+    answer = ask(channel, {"do": "append", "topic": topic, "sink": sink, "number": number})
+    return None if answer is None else int(answer["appended"])
 
 
 def forget(data_folder: Path, topic_id: UUID) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from tests.support.kafka_clients import create_topic
+from tests.support.kafka_clients import create_topic, wait_until
 from tests.support.server import Server, serving
 
 import lastword
@@ -227,10 +227,13 @@ def soak(data: Path, seconds: float, seed: int) -> None:
                 assert not each.failed, each.failed[:5]
                 assert {key: version for key, (version, _) in each.acked.items()} == each.sent
                 expected |= {key: None if gone else version for key, (version, gone) in each.acked.items()}
-            wait_for(lambda: follower.state == expected, "the follower's state")
-            wait_for(
+            wait_until(
+                lambda: follower.state == expected, "the follower's state is what was acknowledged", END_S
+            )
+            wait_until(
                 lambda: {key: version for key, (_, version) in group.latest.items()} == expected,
-                "the group's state",
+                "the group's state is what was acknowledged",
+                END_S,
             )
         finally:
             writing_ends.set()
@@ -255,13 +258,6 @@ def start(run: Callable[..., None], *args: object) -> threading.Thread:
     thread = threading.Thread(target=run, args=args, daemon=True)
     thread.start()
     return thread
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + END_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"{what} did not become what was acknowledged"
-        time.sleep(0.1)
 
 
 def test_every_key_has_its_last_word_whoever_is_killed(tmp_path: Path) -> None:

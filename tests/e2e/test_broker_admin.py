@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,14 +37,19 @@ from kafka.protocol.admin import (
     IncrementalAlterConfigsResponse,
 )
 from tests.support.broker import RunningBroker, running_broker
-from tests.support.kafka_clients import PATIENCE_S, admin, create_topic
+from tests.support.kafka_clients import (
+    LEAVES_SOCKETS,
+    PATIENCE_S,
+    admin,
+    collected,  # noqa: F401
+    create_topic,
+)
 from tests.support.raw_client import RawClient
 
 from lastword.config.keys import BROKER_SETTINGS, TOPIC_SETTINGS
 from lastword.errors import UnknownTopicError
 
-# kafka-python leaves sockets to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+pytestmark = LEAVES_SOCKETS
 
 SETTINGS = {
     "num.partitions": 3,
@@ -54,13 +58,6 @@ SETTINGS = {
     "local.retention.ms": -2,
     "catalog": {"type": "sql", "uri": "sqlite:///{}/catalog.db", "password": "secret"},
 }
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """What a test's clients leave is collected while its warnings are still ignored."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture

@@ -13,8 +13,11 @@ import confluent_kafka
 import kafka
 import pytest
 from tests.support.broker import RunningBroker, running_broker
+from tests.support.kafka_clients import LEAVES_SOCKETS, collected  # noqa: F401
 
 from lastword.record import NewRecord
+
+pytestmark = LEAVES_SOCKETS
 
 TOPIC = "users"
 GROUP = "readers"

@@ -16,9 +16,12 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from kafka import KafkaConsumer
 from kafka import TopicPartition as PyPartition
 from tests.support.broker import RunningBroker, running_broker
+from tests.support.kafka_clients import LEAVES_SOCKETS, collected  # noqa: F401
 
 from lastword.broker.partitions import TopicView
 from lastword.topic import Topic
+
+pytestmark = LEAVES_SOCKETS
 
 Read = Callable[[RunningBroker, int, int], list[tuple[int, bytes | None, bytes | None]]]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,8 +23,10 @@ from kafka.structs import OffsetAndMetadata
 from tests.support.broker import RunningBroker, running_broker
 from tests.support.broker_child import BrokerProcess
 from tests.support.kafka_clients import (
+    LEAVES_SOCKETS,
     PATIENCE_S,
     admin,
+    collected,  # noqa: F401
     commit,
     committed,
     create_topic,
@@ -40,17 +41,9 @@ from lastword.broker.groups.group import Group, State
 from lastword.broker.groups.handlers import GroupHandlers
 from lastword.broker.groups.store import GROUPS_TOPIC
 
-# kafka-python leaves sockets to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+pytestmark = LEAVES_SOCKETS
 
 NOW = {"group.initial.rebalance.delay.ms": 0}
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """What a test's clients leave is collected while its warnings are still ignored."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture

@@ -16,9 +16,12 @@ from aiokafka import AIOKafkaProducer
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from kafka import KafkaProducer
 from tests.support.broker import RunningBroker, running_broker
+from tests.support.kafka_clients import LEAVES_SOCKETS, collected  # noqa: F401
 
 import lastword
 from lastword.record import Record
+
+pytestmark = LEAVES_SOCKETS
 
 COMPRESSIONS = ["none", "gzip", "snappy", "lz4", "zstd"]
 

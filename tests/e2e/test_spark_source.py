@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from tests.support import deadly_sink
 from tests.support.spark import spark_engine  # noqa: F401
+from tests.support.spark_source import STEPS
 
 import lastword
 import lastword.spark
@@ -26,16 +27,6 @@ from lastword.topic import Topic
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 CONFIG = "compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory\n"
-STEPS = (
-    "sink.staged",
-    "staged.proposed",
-    "staged.checked",
-    "staged.noted",
-    "staged.written",
-    "staged.synced",
-    "staged.committed",
-    "staged.cleared",
-)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException, Producer
+from peers.client import alter, create
 from peers.kafka import KafkaPeer
-from tests.peers.workload import BASE_MS, SENTINEL, Workload, alter, create, read, send, workload
+from tests.peers.workload import BASE_MS, SENTINEL, Workload, read, send, workload
 from tests.support.broker import RunningBroker, running_broker
 
 SEEDS = int(os.environ.get("LASTWORD_SEEDS", "60"))
@@ -40,8 +41,8 @@ def clean_kafka(kafka: KafkaPeer, ends: dict[str, int]) -> None:
 def test_the_same_records_are_left(kafka: KafkaPeer, ours: RunningBroker) -> None:
     works: dict[str, Workload] = {f"seed-{seed}": workload(seed, ROUNDS) for seed in range(SEEDS)}
     for topic in works:
-        create(kafka.address, topic, LOADING)
-        create(ours.address, topic, {"cleanup.policy": "compact"})
+        create(kafka.address, topic, 1, LOADING)
+        create(ours.address, topic, 1, {"cleanup.policy": "compact"})
     ends = dict.fromkeys(works, 0)
     dropped = 0
     for round_number in range(ROUNDS):
@@ -69,9 +70,9 @@ def test_kafka_refuses_a_null_key_and_we_keep_it_unless_told(kafka: KafkaPeer, o
         (kafka.address, {"cleanup.policy": "compact"}),
         (ours.address, {"cleanup.policy": "compact", "null.key": "reject"}),
     ):
-        create(address, "null-key", config)
+        create(address, "null-key", 1, config)
         assert "INVALID_RECORD" in _refusal(address, "null-key")
-    create(ours.address, "null-key-kept", {"cleanup.policy": "compact"})
+    create(ours.address, "null-key-kept", 1, {"cleanup.policy": "compact"})
     assert _refusal(ours.address, "null-key-kept") == ""
     assert [(seen.key, seen.value) for seen in read(ours.address, "null-key-kept")] == [(None, b"v")]
 
@@ -93,7 +94,7 @@ def test_an_idle_tombstone_goes_here_and_stays_in_kafka(kafka: KafkaPeer, tmp_pa
             (kafka.address, {**LOADING, "delete.retention.ms": "1"}),
             (ours.address, {"cleanup.policy": "compact", "delete.retention.ms": "1"}),
         ):
-            create(address, "idle", config)
+            create(address, "idle", 1, config)
             producer = Producer({"bootstrap.servers": address})
             for number in range(100):
                 producer.produce("idle", key=b"k", value=b"%d" % number, timestamp=BASE_MS + number)
@@ -115,6 +116,6 @@ def test_an_idle_tombstone_goes_here_and_stays_in_kafka(kafka: KafkaPeer, tmp_pa
 
 def test_a_bad_setting_is_refused_by_both(kafka: KafkaPeer, ours: RunningBroker) -> None:
     for address in (kafka.address, ours.address):
-        create(address, "settings", {"cleanup.policy": "compact"})
+        create(address, "settings", 1, {"cleanup.policy": "compact"})
         with pytest.raises(KafkaException):
             alter(address, "settings", {"min.cleanable.dirty.ratio": "2"})

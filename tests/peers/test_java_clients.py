@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from peers.jars import UnreachableError, jars, python_with, version_of
 from peers.kafka import TOOLS, tool
 from tests.support.broker import RunningBroker, running_broker
+from tests.support.kafka_clients import wait_until
 
 from lastword.record import NewRecord
 
@@ -158,13 +158,6 @@ class Member:
         self._reader.join(10)
 
 
-def until(check: object, what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():  # type: ignore[operator]
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def test_a_group_of_java_consumers_shares_and_takes_over(ours: RunningBroker) -> None:
     ours.log.create_topic("shared", partitions=4)
     topic = ours.log.topic("shared")
@@ -172,24 +165,24 @@ def test_a_group_of_java_consumers_shares_and_takes_over(ours: RunningBroker) ->
         topic.append_many([NewRecord(key=b"k%d" % n, value=b"v") for n in range(50)], partition=partition)
     first = Member(ours, "shared", "g")
     try:
-        until(lambda: len(first.read) == 200, "the first member reads everything")
+        wait_until(lambda: len(first.read) == 200, "the first member reads everything")
         second = Member(ours, "shared", "g")
         try:
-            until(lambda: len(first.partitions) == len(second.partitions) == 2, "two members share")
+            wait_until(lambda: len(first.partitions) == len(second.partitions) == 2, "two members share")
             for partition in range(4):
                 topic.append_many(
                     [NewRecord(key=b"x%d" % n, value=b"v") for n in range(10)], partition=partition
                 )
-            until(lambda: len({*first.read, *second.read}) == 240, "what is new goes to both")
+            wait_until(lambda: len({*first.read, *second.read}) == 240, "what is new goes to both")
             described = tool("consumer-groups", "--describe", "--group", "g", address=ours.address)
             assert described.count("shared") == 4
         finally:
             second.stop()
-        until(lambda: first.partitions == {0, 1, 2, 3}, "the first takes over")
+        wait_until(lambda: first.partitions == {0, 1, 2, 3}, "the first takes over")
     finally:
         first.stop()
     assert "g" in tool("consumer-groups", "--list", address=ours.address).split()
-    until(
+    wait_until(
         lambda: (
             "60" in tool("consumer-groups", "--describe", "--group", "g", "--offsets", address=ours.address)
         ),

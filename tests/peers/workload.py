@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 BASE_MS = 1_760_000_000_000
 SENTINEL = b"\x00sentinel"
@@ -77,23 +76,6 @@ def _change(rng: random.Random, keys: Sequence[bytes], now_ms: int) -> Change:
         for _ in range(rng.choice([0, 0, 0, 1, 3]))
     )
     return Change(rng.choice(keys), value, headers, now_ms)
-
-
-def create(address: str, topic: str, config: dict[str, str]) -> None:
-    admin = AdminClient({"bootstrap.servers": address, "log_level": 4})
-    for future in admin.create_topics([NewTopic(topic, 1, 1, config=config)]).values():
-        future.result(30)
-
-
-def alter(address: str, topic: str, config: dict[str, str]) -> None:
-    admin = AdminClient({"bootstrap.servers": address, "log_level": 4})
-    entries = [
-        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in config.items()
-    ]
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
 
 
 def send(address: str, topic: str, work: Workload, round_number: int) -> None:

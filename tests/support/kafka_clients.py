@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,15 +10,27 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 PATIENCE_S = 60.0
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+LEAVES_SOCKETS = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+"""For tests with kafka-python, which leaves sockets to the garbage collector; together with `collected`."""
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What a test's clients leave is collected while its warnings are still ignored."""
+    yield
+    gc.collect()
+
+
+def wait_until(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
     """Ask again and again until it is so."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline_s, f"waited in vain until {what}"
         time.sleep(0.01)

@@ -16,6 +16,18 @@ from lastword.spark.schema import arrow_schema, read_schema
 from lastword.spark.stream import StreamReader
 from lastword.spark.tasks import SealedTask
 
+STEPS = (
+    "sink.staged",
+    "staged.proposed",
+    "staged.checked",
+    "staged.noted",
+    "staged.written",
+    "staged.synced",
+    "staged.committed",
+    "staged.cleared",
+)
+"""Where a write of a unit can be killed, in their order."""
+
 Row = tuple[int, int, bytes | None, bytes | None]
 
 

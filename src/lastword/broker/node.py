@@ -38,7 +38,6 @@ class Node:
         self.metrics = metrics
         self.unsent_bytes = 0
         """Answers of all connections that their clients have not taken yet."""
-        self.reader_activity: Callable[[str, int, int], None] | None = None
         self._short = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker")
         self._slow = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker-slow")
         self._by_id: dict[UUID, Topic] = {}

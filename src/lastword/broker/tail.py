@@ -26,7 +26,6 @@ from lastword.wal.writer import PartitionWriter, Shown
 
 PLACES: Final = 64
 INDEX_EVERY_BYTES: Final = 1 << 20
-SCAN_BYTES: Final = 64 << 10
 INLINE_SCAN_BYTES: Final = 256 << 10
 
 _HEAD: Final = struct.Struct(">qiibIhi")

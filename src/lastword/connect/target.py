@@ -14,10 +14,9 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword.channel import ask
+from lastword import staged
 from lastword.clock import Clock
 from lastword.errors import LastwordError, UnavailableError, UnknownTopicError, WriteFailedError
-from lastword.locks import writer_channel
 from lastword.log import Log
 from lastword.topic import Topic
 
@@ -45,8 +44,8 @@ class Target(Protocol):
     def append_staged(self, topic: str, sink: str, number: int) -> int: ...
 
 
-class LogTarget:
-    """A log that is open here as its writer."""
+class _OpenLog:
+    """What a log tells that is open here, whoever writes it."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -62,11 +61,15 @@ class LogTarget:
     def topic(self, name: str) -> Topic:
         return self._log.topic(name)
 
-    def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
-        self._log.create_topic(name, partitions=partitions, config=config)
-
     def default_partitions(self) -> int:
         return self._log.config.num_partitions
+
+
+class LogTarget(_OpenLog):
+    """A log that is open here as its writer."""
+
+    def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
+        self._log.create_topic(name, partitions=partitions, config=config)
 
     def append_staged(self, topic: str, sink: str, number: int) -> int:
         found = self._log.topic(topic)
@@ -81,39 +84,23 @@ class LogTarget:
             raise
 
 
-class BesideTarget:
+class BesideTarget(_OpenLog):
     """A log that another process writes. `log` is open for reading; `create` asks for a new topic."""
 
     def __init__(self, log: Log, create: Callable[[str, int, Mapping[str, str]], object]) -> None:
-        self._log = log
+        super().__init__(log)
         self._create = create
-
-    @property
-    def path(self) -> Path:
-        return self._log.path
-
-    @property
-    def clock(self) -> Clock:
-        return self._log.clock
-
-    def topic(self, name: str) -> Topic:
-        return self._log.topic(name)
 
     def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
         self._create(name, partitions, config)
 
-    def default_partitions(self) -> int:
-        return self._log.config.num_partitions
-
     def append_staged(self, topic: str, sink: str, number: int) -> int:
-        channel = writer_channel(self.path)
-        request = {"do": "append", "topic": topic, "sink": sink, "number": number}
-        answer = None if channel is None else ask(channel, request)
-        if answer is None:
+        appended = staged.ask_writer(self.path, topic, sink, number)
+        if appended is None:
             raise UnavailableError(
                 f"No process writes {self.path} any more; what was staged waits for the next one."
             )
-        return int(answer["appended"])
+        return appended
 
 
 class NoTarget:

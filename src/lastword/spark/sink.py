@@ -26,14 +26,12 @@ from pyspark.sql.types import StructType
 
 import lastword
 from lastword import disk
-from lastword.channel import ask
 from lastword.clock import SystemClock, monotonic_s, new_uuid
 from lastword.errors import InvalidError, LockedError
-from lastword.locks import writer_channel
 from lastword.spark.opened import opened
 from lastword.spark.options import Where, WriteOptions
 from lastword.spark.schema import check_writable
-from lastword.staged import Piece, Sink, Unit
+from lastword.staged import Piece, Sink, Unit, ask_writer
 from lastword.steps import reached
 from lastword.topic import Topic
 
@@ -160,10 +158,8 @@ def _append(where: Where, topic: str, sink: str, number: int) -> None:
     folder = Path(where.path)
     until_s = monotonic_s() + WAIT_S
     while True:
-        if channel := writer_channel(folder):
-            request = {"do": "append", "topic": topic, "sink": sink, "number": number}
-            if ask(channel, request) is not None:
-                return
+        if ask_writer(folder, topic, sink, number) is not None:
+            return
         try:
             with lastword.open(folder, config=where.config, create=False) as log:
                 log.topic(topic).append_staged(sink, number)

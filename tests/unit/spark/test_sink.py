@@ -19,6 +19,7 @@ from pyspark.sql.types import (
 from tests.support.clock import ManualClock
 from tests.support.forks import killed_at
 from tests.support.logs import open_log
+from tests.support.spark_source import STEPS
 
 from lastword.errors import InvalidError, RecordTooLargeError
 from lastword.log import Log
@@ -30,16 +31,6 @@ from lastword.spark.sink import BatchWriter, StagedRows
 from lastword.staged import Sink
 from lastword.topic import Topic
 
-STEPS = (
-    "sink.staged",
-    "staged.proposed",
-    "staged.checked",
-    "staged.noted",
-    "staged.written",
-    "staged.synced",
-    "staged.committed",
-    "staged.cleared",
-)
 KEY_AND_VALUE = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 
 
