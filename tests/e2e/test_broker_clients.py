@@ -10,10 +10,9 @@ from pathlib import Path
 
 import aiokafka
 import confluent_kafka
-import kafka
 import pytest
 from tests.support.broker import RunningBroker, running_broker
-from tests.support.kafka_clients import LEAVES_SOCKETS, collected  # noqa: F401
+from tests.support.kafka_clients import LEAVES_SOCKETS, collected, python_member  # noqa: F401
 
 from lastword.record import NewRecord
 
@@ -62,14 +61,7 @@ def confluent(address: str) -> Iterator[Poll]:
 
 @contextmanager
 def kafka_python(address: str) -> Iterator[Poll]:
-    consumer = kafka.KafkaConsumer(
-        TOPIC,
-        bootstrap_servers=address,
-        group_id=GROUP,
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
-        metadata_max_age_ms=500,
-    )
+    consumer = python_member(address, GROUP, TOPIC)
 
     def poll() -> list[Seen]:
         found = [each for batch in consumer.poll(200, max_records=50).values() for each in batch]

@@ -34,6 +34,7 @@ from tests.support.kafka_clients import (
     partitions_of,
     poll_until,
     produce,
+    python_member,
     wait_until,
 )
 
@@ -128,23 +129,12 @@ class TestRebalance:
                 poll_until(lambda: partitions_of(other) == [0, 1], "the other has all", other)
             dying.close()
 
-    @pytest.mark.soak
     def test_kafka_python(self, broker: RunningBroker) -> None:
         create_topic(broker.address, "t", 2)
         produce(broker.address, "t", ["a", "b"], partition=0)
 
         def consumer() -> KafkaConsumer:
-            return KafkaConsumer(
-                "t",
-                bootstrap_servers=broker.address,
-                # It may join, and be its group's leader, before it knows the topic's partitions.
-                metadata_max_age_ms=500,
-                group_id="g",
-                auto_offset_reset="earliest",
-                enable_auto_commit=False,
-                heartbeat_interval_ms=200,
-                session_timeout_ms=6000,
-            )
+            return python_member(broker.address, "g", "t", heartbeat_interval_ms=200, session_timeout_ms=6000)
 
         first = consumer()
         values: list[bytes] = []

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from kafka import KafkaConsumer
 
 PATIENCE_S = 60.0
 
@@ -77,6 +78,24 @@ def member(
         yield consumer
     finally:
         consumer.close()
+
+
+def python_member(address: str, group: str, topic: str, **config: Any) -> KafkaConsumer:
+    """A consumer of kafka-python that knows its topic's partitions before it joins its group.
+
+    Without them it gives itself none, joins again as soon as it has them, and loses what that second join
+    brings whenever one `poll` was too short for it (3.0.12: `need_rejoin` is false again by the next one).
+    """
+    consumer = KafkaConsumer(
+        bootstrap_servers=address,
+        group_id=group,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        **config,
+    )
+    consumer.subscribe([topic])
+    wait_until(lambda: bool(consumer.partitions_for_topic(topic)), f"kafka-python knows {topic}")
+    return consumer
 
 
 def partitions_of(consumer: Consumer) -> list[int]:
