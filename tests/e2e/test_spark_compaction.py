@@ -196,3 +196,20 @@ def test_spark_keeps_quiet(tmp_path: Path) -> None:
     assert child.stderr == ""
     assert json.loads(child.stdout) == ["spark", None, 100, 10]
     assert child.returncode == 0
+
+
+def test_the_callers_own_spark_is_used_and_left_as_it_was(
+    log: Log,
+    small: Topic,
+    spark_engine: SparkEngine,  # noqa: F811
+) -> None:
+    theirs = spark_engine.session()
+    theirs.conf.set("spark.sql.shuffle.partitions", "7")
+    borrowed = SparkEngine({"spark.sql.shuffle.partitions": "3"})
+    assert borrowed.session().sparkContext is theirs.sparkContext
+    assert borrowed.session().conf.get("spark.sql.shuffle.partitions") == "3"
+    log.compact([small.name], force=True)
+    borrowed.close()
+    log.close()
+    assert theirs.conf.get("spark.sql.shuffle.partitions") == "7"
+    assert theirs.range(5).count() == 5

@@ -39,6 +39,7 @@ from lastword.compaction.engine import (
 from lastword.compaction.keyset import Share
 from lastword.compaction.service import EngineFactory, ServiceContext
 from lastword.compaction.spark_session import (
+    borrow,
     collect,
     default_parallelism,
     is_alive,
@@ -61,7 +62,7 @@ TASK_BYTES = 256 << 20
 
 
 class SparkEngine:
-    """Runs units on a Spark session, which is started with the first run and kept."""
+    """Runs units on a Spark session, which is started with the first run and kept; or on the caller's own Spark."""
 
     name = "spark"
 
@@ -69,6 +70,7 @@ class SparkEngine:
         self._settings = dict(settings)
         self._log_path = log_path
         self._spark: Any = None
+        self._is_borrowed = False
         self._lock = threading.Lock()
 
     @property
@@ -95,6 +97,9 @@ class SparkEngine:
                 stop(self._spark)
                 self._spark = None
             if self._spark is None:
+                self._spark = borrow(self._settings)
+                self._is_borrowed = self._spark is not None
+            if self._spark is None:
                 self._spark = start(self._settings, self._log_path)
             return self._spark
 
@@ -109,9 +114,11 @@ class SparkEngine:
     def close(self) -> None:
         with self._lock:
             spark, self._spark = self._spark, None
-            if spark is not None and "spark.remote" in self._settings:
+            if spark is None or self._is_borrowed:
+                return
+            if "spark.remote" in self._settings:
                 spark.stop()
-            elif spark is not None:
+            else:
                 stop(spark)
 
     def _is_alive(self, spark: Any) -> bool:

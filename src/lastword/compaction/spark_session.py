@@ -41,8 +41,30 @@ _ENVIRONMENT = {
 }
 
 
+def borrow(settings: Mapping[str, str]) -> Any | None:
+    """A session on the Spark that somebody else has started in this process, if there is one.
+
+    It has settings of its own; those of its owner's sessions stay as they are. It must not be stopped.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    context = SparkContext._active_spark_context
+    if context is None or "spark.remote" in settings:
+        return None
+    owned = SparkSession._instantiatedSession or SparkSession(context)
+    if not is_alive(owned):
+        stop(owned)
+        return None
+    spark = owned.newSession()
+    for key, value in (_DEFAULTS | dict(settings)).items():
+        if spark.conf.isModifiable(key):
+            spark.conf.set(key, value)
+    return spark
+
+
 def start(settings: Mapping[str, str], log_path: Path | None) -> Any:
-    """Start or find the session. Spark's own words go to a file, not to the terminal."""
+    """Start a session. Spark's own words go to a file, not to the terminal."""
     from pyspark.sql import SparkSession
 
     _let_py4j_log_as_itself()
