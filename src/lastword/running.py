@@ -52,6 +52,12 @@ class RunningServer:
         return f"http://{_LOCAL.get(host, host)}:{port}"
 
     @property
+    def kafka_address(self) -> str:
+        """Where a client on this machine finds its Kafka endpoint."""
+        host, _, port = self.kafka.rpartition(":")
+        return f"{_LOCAL.get(host, host)}:{port}"
+
+    @property
     def is_running(self) -> bool:
         """Whether that process is on this machine, and is the one that wrote the file."""
         return self.host == socket.gethostname() and _start_ticks(self.pid) == (self.start_ticks or 0)

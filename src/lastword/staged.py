@@ -30,7 +30,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -65,11 +65,13 @@ class Unit:
     number: int
     pieces: Mapping[int, Sequence[Piece]]
     checked: bool = False
+    starts: Mapping[int, int] = field(default_factory=dict)
+    """Where partitions must end before it, if its batches keep the offsets of another log: they may have gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Note:
-    """The records of a unit, but for the first `skipped` ones, are in a partition from `start` on, or shall be."""
+    """The batches of a unit, but for those of its first `skipped` offsets, are in a partition from `start` on, or shall be."""
 
     number: int
     start: int
@@ -99,7 +101,8 @@ class Sink:
         pieces = {
             int(partition): [Piece(*each) for each in own] for partition, own in saved["pieces"].items()
         }
-        return Unit(number=saved["number"], pieces=pieces, checked=saved["checked"])
+        starts = {int(partition): start for partition, start in saved.get("starts", {}).items()}
+        return Unit(number=saved["number"], pieces=pieces, checked=saved["checked"], starts=starts)
 
     def propose(self, unit: Unit) -> bool:
         """Make a unit the one to be appended; False if it has been, or if files of an earlier attempt are it."""
@@ -117,7 +120,7 @@ class Sink:
         return True
 
     def checked(self, unit: Unit) -> None:
-        self._save(Unit(number=unit.number, pieces=unit.pieces, checked=True))
+        self._save(replace(unit, checked=True))
         reached("staged.checked")
 
     def is_noted(self, unit: Unit, partition: int) -> bool:
@@ -175,7 +178,12 @@ class Sink:
 
     def _save(self, unit: Unit) -> None:
         pieces = {partition: [list(each) for each in own] for partition, own in unit.pieces.items()}
-        saved = {"number": unit.number, "checked": unit.checked, "pieces": pieces}
+        saved = {
+            "number": unit.number,
+            "checked": unit.checked,
+            "pieces": pieces,
+            "starts": dict(unit.starts),
+        }
         disk.replace_file(self.folder / _UNIT, json.dumps(saved).encode())
 
 
@@ -208,7 +216,15 @@ def append(
         if writer.failed is not None:
             raise WriteFailedError(writer.failed)
         if not sink.is_noted(unit, partition):
-            appended += _append(sink, unit.number, partition, writer, sink.read(pieces), 0, append_time_ms)
+            appended += _append(
+                sink,
+                unit.number,
+                partition,
+                writer,
+                sink.read(pieces),
+                append_time_ms,
+                start=unit.starts.get(partition),
+            )
     sink.commit(number)
     return appended
 
@@ -231,21 +247,27 @@ def _append(
     partition: int,
     writer: PartitionWriter,
     batches: Iterable[tuple[BatchHeader, memoryview]],
-    skipped: int,
     append_time_ms: int | None,
+    *,
+    skipped: int = 0,
+    start: int | None = None,
 ) -> int:
-    start = end = -1
+    records = 0
+
+    def counted() -> Iterator[memoryview]:
+        nonlocal records
+        for header, data in batches:
+            records += header.record_count
+            yield data
 
     def note(offset: int) -> None:
-        nonlocal start
-        start = offset
         sink.note(partition, _Note(number=number, start=offset, skipped=skipped))
 
-    end = writer.stage_noted((data for _, data in batches), note, append_time_ms=append_time_ms)
+    writer.stage_noted(counted(), note, append_time_ms=append_time_ms, start=start)
     reached("staged.written")
     writer.sync()
     reached("staged.synced")
-    return end - start
+    return records
 
 
 def finish(
@@ -276,7 +298,7 @@ def _finish(
         return
     note = _Note(**saved)
     there = note.skipped + max(writer.end_offset - note.start, 0)
-    batches = _from_record(sink.read(unit.pieces[partition]), there)
+    batches = _from_offset(sink.read(unit.pieces[partition]), there)
     if (first := next(batches, None)) is None:
         return
     logger.warning(
@@ -287,18 +309,18 @@ def _finish(
         yield first
         yield from batches
 
-    _append(sink, unit.number, partition, writer, rest(), there, append_time_ms)
+    _append(sink, unit.number, partition, writer, rest(), append_time_ms, skipped=there)
 
 
-def _from_record(
+def _from_offset(
     batches: Iterable[tuple[BatchHeader, memoryview]], skipped: int
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """The batches without those that hold the first `skipped` records. A crash leaves whole batches only."""
+    """The batches without those that span the first `skipped` offsets. A crash leaves whole batches only."""
     passed = 0
     for header, data in batches:
         if passed >= skipped:
             yield header, data
-        passed += header.record_count
+        passed += header.last_offset_delta + 1
 
 
 def ask_writer(data_folder: Path, topic: str, sink: str, number: int) -> int | None:

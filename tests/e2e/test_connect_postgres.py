@@ -11,6 +11,7 @@ from tests.support.postgres import Cluster, running_cluster
 from tests.support.sources import Sources, postgres_source, running
 
 import lastword
+from lastword.connect import states
 from lastword.connect.metrics import SLOT_LAG
 from lastword.errors import InvalidConfigError
 from lastword.log import Log
@@ -354,8 +355,6 @@ def test_other_sources_go_on_when_one_fails(cluster: Cluster, log: Log) -> None:
 
 
 def test_a_slot_that_is_gone_is_an_error_and_a_reset_begins_again(cluster: Cluster, log: Log) -> None:
-    from lastword.connect import states
-
     cluster.run("CREATE TABLE lost (id int PRIMARY KEY)", "INSERT INTO lost VALUES (1)")
     source = {"lost": postgres_source(cluster, "db.lost", table="lost")}
     with running(log, source) as sources:
@@ -416,8 +415,6 @@ def test_the_slot_follows_although_only_other_tables_change(cluster: Cluster, lo
 
 
 def test_pause_and_resume(cluster: Cluster, log: Log) -> None:
-    from lastword.connect import states
-
     cluster.run("CREATE TABLE paused (id int PRIMARY KEY)", "INSERT INTO paused VALUES (1)")
     source = {"paused": postgres_source(cluster, "db.paused", table="paused")}
     with running(log, source) as sources:
@@ -440,3 +437,60 @@ def test_position_is_json_that_people_can_read(cluster: Cluster, log: Log) -> No
     saved = json.loads((log.path / "connect" / "shown" / "unit.json").read_text())
     assert saved["records"] == 1 and saved["topics"] == {"db.shown": log.topic("db.shown").id.hex}
     assert set(saved["position"]) == {"lsn", "commit", "tables", "epochs"}
+
+
+def test_a_table_that_is_dropped_and_created_again_is_an_error(cluster: Cluster, log: Log) -> None:
+    cluster.run("CREATE TABLE anew (id int PRIMARY KEY)", "INSERT INTO anew VALUES (1)")
+    source = {"anew": postgres_source(cluster, "db.anew", table="anew")}
+    with running(log, source) as sources:
+        sources.wait_for_phase("stream")
+        cluster.run("DROP TABLE anew", "CREATE TABLE anew (id int PRIMARY KEY)")
+        # On its own it comes with the next look, or as soon as the new table changes.
+        cluster.run("ALTER PUBLICATION lastword_anew ADD TABLE anew", "INSERT INTO anew VALUES (2)")
+        error = sources.wait_for_error("anew was dropped and created again")
+        assert "reset anew" in error
+    with running(log, source) as sources:
+        sources.wait_for_error("anew was dropped and created again")
+        states.pause(log.path, "anew")
+        sources.wait(lambda: sources.status()["state"] == "paused")
+        states.reset(log.path, "anew")
+        states.resume(log.path, "anew")
+        assert sources.wait_for_records("db.anew", 2) == [({"id": 1}, {"id": 1}), ({"id": 2}, {"id": 2})]
+        cluster.run("INSERT INTO anew VALUES (3)")
+        assert sources.wait_for_records("db.anew", 3)[-1] == ({"id": 3}, {"id": 3})
+
+
+def test_a_table_that_is_no_longer_published_is_an_error(
+    cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lastword.connect.postgres.connector.MONITOR_S", 0.1)
+    cluster.run("CREATE TABLE hidden (id int PRIMARY KEY)", "CREATE TABLE away (id int PRIMARY KEY)")
+    sources_of = {
+        each: postgres_source(cluster, f"db.{each}", table=each, slot=f"s_{each}")
+        for each in ("hidden", "away")
+    }
+    with running(log, sources_of) as sources:
+        for index in (0, 1):
+            sources.wait(lambda index=index: sources.status(index)["details"].get("phase") == "stream")
+        cluster.run("ALTER PUBLICATION lastword_hidden DROP TABLE hidden", "DROP TABLE away")
+        sources.wait_for_error("hidden is no longer in the publication 'lastword_hidden'")
+        sources.wait(lambda: "there is no table away" in (sources.status(1)["error"] or ""))
+
+
+def test_a_truncate_holds_some_of_the_keys_at_a_time(
+    cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lastword.connect.target.SLICE_RECORDS", 50)
+    cluster.run(
+        "CREATE TABLE many (id int PRIMARY KEY, name text)",
+        "INSERT INTO many SELECT i, 'x' FROM generate_series(1, 300) i",
+    )
+    with running(log, {"many": postgres_source(cluster, "db.many", table="many")}) as sources:
+        sources.wait_for_records("db.many", 300)
+        cluster.run("DELETE FROM many WHERE id <= 10")
+        sources.wait_for_records("db.many", 310)
+        cluster.run("TRUNCATE many", "INSERT INTO many VALUES (5, 'new')")
+        records = sources.wait_for_records("db.many", 601)
+    tombstones = [key["id"] for key, value in records[310:] if value is None]
+    assert sorted(tombstones) == list(range(11, 301))
+    assert records[-1] == ({"id": 5}, {"id": 5, "name": "new"})

@@ -12,8 +12,8 @@ from tests.support.clock import ManualClock
 from tests.support.forks import killed_at
 from tests.support.logs import open_log
 
-from lastword import disk
-from lastword.errors import InvalidError, InvalidRecordError, WriteFailedError
+from lastword import NewRecord, batch, disk
+from lastword.errors import InvalidError, InvalidRecordError, OffsetOutOfRangeError, WriteFailedError
 from lastword.log import Log
 from lastword.staged import Piece, Sink, Unit, topic_folder
 from lastword.topic import Topic
@@ -236,3 +236,71 @@ def test_the_time_of_the_append_is_that_of_the_unit_where_the_topic_says_so(tmp_
         clock.move(5_000)
         topic.append_staged("q", 0)
         assert {record.timestamp_ms for record in topic.read()} == {clock.now_ms()}
+
+
+def gap_batches(start: int, offsets: list[int]) -> bytes:
+    """Records at offsets of their own, and batches without any for what is between and before."""
+    data = bytearray()
+    for offset in offsets:
+        if offset > start:
+            data += b"".join(
+                batch.empty_batch(first, min(offset - 1, first + 2**31 - 1), 0)
+                for first in range(start, offset, 2**31)
+            )
+        data += batch.encode([NewRecord(key=b"%d" % offset, value=b"v")], base_offset=offset, now_ms=1)
+        start = offset + 1
+    return bytes(data)
+
+
+def write_gaps(folder: Path, number: int, start: int, offsets: list[int]) -> None:
+    with open_log(folder, ManualClock(), {}) as log:
+        sink = sink_of(log)
+        disk.make_folder(sink.folder)
+        data = gap_batches(start, offsets)
+        (sink.folder / f"{number}.batches").write_bytes(data)
+        pieces = {0: [Piece(f"{number}.batches", 0, len(data))]}
+        sink.propose(Unit(number=number, pieces=pieces, checked=True, starts={0: start}))
+        assert log.topic("t").append_staged("q", number) in (0, len(offsets))
+
+
+def offsets_of(folder: Path) -> list[int]:
+    with open_log(folder, ManualClock(), {}) as log:
+        return [record.offset for record in log.topic("t").read()]
+
+
+def test_offsets_with_gaps_are_recovered_sealed_and_read(folder: Path) -> None:
+    write_gaps(folder, 1, 0, [7, 8, 20])
+    write_gaps(folder, 2, 21, [100, 2**33])
+    assert offsets_of(folder) == [7, 8, 20, 100, 2**33]
+    with open_log(folder, ManualClock(), {}) as log:
+        topic = log.topic("t")
+        assert topic.extents()[0].log_end == 2**33 + 1
+        topic.seal()
+        assert topic.append("k", "v", partition=0).offset == 2**33 + 1
+        assert [each.offset for each in topic.read(start=9, partition=0)] == [
+            *(20, 100, 2**33),
+            2**33 + 1,
+        ]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_offsets_with_gaps_outlive_a_kill(folder: Path, step: str) -> None:
+    write_gaps(folder, 1, 0, [7, 8, 20])
+    assert killed_at(step, lambda: write_gaps(folder, 2, 21, [30, 35, 36])) or step == "staged.checked"
+    write_gaps(folder, 2, 21, [30, 35, 36])
+    write_gaps(folder, 3, 37, [40])
+    assert offsets_of(folder) == [7, 8, 20, 30, 35, 36, 40]
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_offsets_with_gaps_are_finished_where_a_kill_left_them(folder: Path, times: int) -> None:
+    assert killed_at("wal.written", lambda: write_gaps(folder, 1, 0, [7, 8, 20]), times=times)
+    assert offsets_of(folder) == [7, 8, 20]
+
+
+def test_a_unit_that_belongs_elsewhere_is_refused_and_nothing_happens(folder: Path) -> None:
+    write_gaps(folder, 1, 0, [7])
+    with pytest.raises(OffsetOutOfRangeError, match=r"belong at offset 5 .* log end is 8"):
+        write_gaps(folder, 2, 5, [9])
+    with open_log(folder, ManualClock(), {}) as log:
+        assert log.topic("t").append("k", "v", partition=0).offset == 8

@@ -335,7 +335,7 @@ def _has_version(data: _Bytes, start: int, count: int, name: _Bytes, form: int) 
 
 @_compiled(
     types.Tuple((int64, int64, int64))(
-        _DATA, _INDEX, int64, int64, types.boolean, int64, int64, types.boolean, _DATA, int64
+        _DATA, _INDEX, int64, int64, types.boolean, types.boolean, int64, int64, types.boolean, _DATA, int64
     )
 )
 def check(
@@ -343,6 +343,7 @@ def check(
     index: _Int64s,
     count: int,
     base_timestamp: int,
+    gaps_allowed: bool,
     timestamps_checked: bool,
     oldest: int,
     newest: int,
@@ -353,7 +354,7 @@ def check(
     """A topic's rules. Returns what is wrong, the record it is wrong with, and the largest timestamp."""
     largest = int64(NO_TIMESTAMP)
     for record in range(count):
-        if index[record, OFFSET_DELTA] != record:
+        if not gaps_allowed and index[record, OFFSET_DELTA] != record:
             return int64(BAD_OFFSET_DELTA), int64(record), largest
         if timestamps_checked:
             delta = index[record, TIMESTAMP_DELTA]

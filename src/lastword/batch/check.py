@@ -27,7 +27,8 @@ class Limits:
 
     `version_header` is a header's name and format that every record must have. Kafka corrects a wrong max
     timestamp instead of refusing the batch; with `max_timestamp_corrected` so do we: `validate` then returns a
-    header with the right one, to be handed to `place`.
+    header with the right one, to be handed to `place`. `gaps_allowed` is for batches that keep the offsets of another
+    log: then neither the records' offsets nor the last one of the batch need be without gaps.
     """
 
     max_message_bytes: int
@@ -39,6 +40,7 @@ class Limits:
     log_append_time: bool = False
     max_decompressed_bytes: int
     max_timestamp_corrected: bool = False
+    gaps_allowed: bool = False
 
 
 def validate(batch: Buffer, limits: Limits) -> BatchHeader:
@@ -85,7 +87,7 @@ def _check_header(header: BatchHeader, limits: Limits) -> None:
         raise BadBatchError("transactions are not supported")
     if header.record_count < 1:
         raise BadBatchError(f"the batch says it has {header.record_count} records; at least 1 is allowed")
-    if header.last_offset_delta != header.record_count - 1:
+    if not limits.gaps_allowed and header.last_offset_delta != header.record_count - 1:
         raise BadBatchError(
             f"the last offset delta is {header.last_offset_delta}; with {header.record_count} records it must be"
             f" {header.record_count - 1}"
@@ -115,6 +117,7 @@ def _check_records(walked: Walked, limits: Limits) -> int:
         walked.index,
         walked.header.record_count,
         walked.header.base_timestamp_ms,
+        limits.gaps_allowed,
         not limits.log_append_time,
         _INT64_MIN if before_ms is None else max(_INT64_MIN, limits.now_ms - before_ms),
         _INT64_MAX if after_ms is None else min(_INT64_MAX, limits.now_ms + after_ms),

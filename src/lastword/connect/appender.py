@@ -14,6 +14,10 @@ Killed before 3: the source is read again from the position before; nothing of t
 unit. The writer knows which parts it has (committed.json), so nothing is appended twice.
 
 A topic that was deleted meanwhile, or deleted and created again, takes its part with it.
+
+Records that say their offsets keep them. Their batches begin where the partition ends, and span the offsets between that
+and the records: the WAL knows gaps inside of batches only, so a wrong offset can't pass for one. Where each partition must
+end is part of the unit. If others append to it, the writer refuses the unit, and the source stops.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -32,7 +37,13 @@ import pyarrow as pa
 from lastword import batch, disk
 from lastword.connect.protocol import Chunk, Position, SourceRecord
 from lastword.connect.target import Target
-from lastword.errors import CorruptError, InvalidError, InvalidRecordError, UnknownTopicError
+from lastword.errors import (
+    CorruptError,
+    InvalidError,
+    InvalidRecordError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+)
 from lastword.partitioner import Turns, partitions_of
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, TimestampType
 from lastword.staged import Piece, Sink, Unit
@@ -40,6 +51,12 @@ from lastword.steps import reached
 from lastword.topic import BATCH_BYTES, Topic
 
 JOURNAL: Final = "unit.json"
+MAX_SPAN: Final = 2**31
+"""Offsets that one batch can span."""
+_WAY_OUT: Final = (
+    "Mirror into a topic that is empty and that nobody else writes to; or, after `lastword connect reset`, give the "
+    "records new offsets (`offsets: new`)."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +69,8 @@ class JournaledUnit:
     connector: str = ""
     records: int = 0
     """That the source has appended in its life."""
+    ends: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By topic id and partition, where those end whose records keep their offsets. JSON has texts as keys only."""
 
 
 class Appender:
@@ -64,6 +83,7 @@ class Appender:
         self._source = source
         self._connector = connector
         self._turns = Turns()
+        self._looked: set[tuple[UUID, int]] = set()
         self._last = self._load()
         if self._last.connector not in ("", connector):
             raise InvalidError(
@@ -90,14 +110,17 @@ class Appender:
         sinks = {name: Sink(self._target.path, topic.id, self._sink) for name, topic in topics.items()}
         number = 1 + max([self._last.number, *(sink.committed or 0 for sink in sinks.values())])
         size_bytes = 0
+        ends = {topic_id: dict(own) for topic_id, own in self._last.ends.items()}
         for name, records in by_topic.items():
-            size_bytes += self._stage(topics[name], sinks[name], number, records)
+            own = ends.setdefault(topics[name].id.hex, {})
+            size_bytes += self._stage(topics[name], sinks[name], number, records, own)
         unit = JournaledUnit(
             number=number,
             position=chunk.position,
             topics={name: topic.id.hex for name, topic in topics.items()},
             connector=self._connector,
             records=self._last.records + len(chunk.records),
+            ends={topic_id: own for topic_id, own in ends.items() if own},
         )
         self._save(unit)
         reached("connect.journaled")
@@ -107,37 +130,45 @@ class Appender:
 
     def moved(self, position: Position) -> None:
         """Keep a position that comes without records."""
-        self._last = JournaledUnit(
-            number=self._last.number,
-            position=position,
-            topics=self._last.topics,
-            connector=self._connector,
-            records=self._last.records,
-        )
+        self._last = replace(self._last, position=position, connector=self._connector)
         self._save(self._last)
 
-    def _stage(self, topic: Topic, sink: Sink, number: int, records: Sequence[SourceRecord]) -> int:
+    def _stage(
+        self,
+        topic: Topic,
+        sink: Sink,
+        number: int,
+        records: Sequence[SourceRecord],
+        ends: dict[str, int],
+    ) -> int:
+        """Stage the records of one topic; their bytes. `ends` is brought up to date."""
         disk.make_folder(sink.folder)
         if sink.unit is not None:
             # It was never journaled, or `recover` would have had it appended.
             sink.withdraw()
-        limits = topic.limits(self._target.clock.now_ms())
+        keeps_offsets = records[0].offset is not None
+        limits = replace(topic.limits(self._target.clock.now_ms()), gaps_allowed=keeps_offsets)
         payload = _payload(records, limits.now_ms)
         targets = self._partitions(topic, payload, records)
         batch_bytes = min(BATCH_BYTES, topic.settings.max_message_bytes)
         name = f"unit-{number}.batches"
         pieces: dict[int, list[Piece]] = {}
+        starts: dict[int, int] = {}
         at = 0
         fd = os.open(sink.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             used = np.unique(targets).tolist()
             for partition in used:
                 own = payload if len(used) == 1 else payload.filter(pa.array(targets == partition))
-                offsets = pa.array(np.arange(own.num_rows), pa.int64())
-                encoded = batch.encode_arrow(
-                    own.set_column(0, PAYLOAD_SCHEMA.field(0), offsets), batch_bytes=batch_bytes
-                )
+                if not keeps_offsets:
+                    offsets = pa.array(np.arange(own.num_rows), pa.int64())
+                    own = own.set_column(0, PAYLOAD_SCHEMA.field(0), offsets)
+                encoded = batch.encode_arrow(own, batch_bytes=batch_bytes)
                 _check(encoded, limits, topic.name)
+                if keeps_offsets:
+                    starts[partition] = self._start(topic, partition, ends, own.column(0)[0].as_py())
+                    encoded = _spanning(encoded, starts[partition])
+                    ends[str(partition)] = own.column(0)[-1].as_py() + 1
                 disk.write_pieces(fd, encoded)
                 size_bytes = sum(map(len, encoded))
                 pieces[partition] = [Piece(name, at, size_bytes)]
@@ -148,12 +179,32 @@ class Appender:
         disk.sync_folder(sink.folder)
         reached("connect.staged")
         # Checked here, before the journal: what is in there can't be refused any more, however late it is appended.
-        sink.propose(Unit(number=number, pieces=pieces, checked=True))
+        sink.propose(Unit(number=number, pieces=pieces, checked=True, starts=starts))
         return at
+
+    def _start(self, topic: Topic, partition: int, ends: dict[str, int], first: int) -> int:
+        """Where a partition must end for records from `first` on to keep their offsets."""
+        start = ends.get(str(partition), 0)
+        if (topic.id, partition) not in self._looked:
+            # Once, for a clear word before anything is journaled; the writer sees to it each time.
+            with closing(topic.partition_reader(partition)) as reader:
+                end = reader.extent().log_end
+            if end != start:
+                raise _taken(topic.name, partition, start, end)
+            self._looked.add((topic.id, partition))
+        if first < start:
+            raise _taken(topic.name, partition, first, start)
+        return start
 
     def _partitions(
         self, topic: Topic, payload: pa.RecordBatch, records: Sequence[SourceRecord]
     ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        highest = max((each.partition for each in records if each.partition is not None), default=0)
+        if highest >= topic.partitions:
+            raise InvalidError(
+                f"a record of the source is for partition {highest} of topic {topic.name!r}, which has "
+                f"{topic.partitions}: `lastword topic alter {topic.name} --partitions {highest + 1}` adds what is missing"
+            )
         if topic.partitions == 1:
             return np.zeros(len(records), np.int32)
         chosen = partitions_of(payload.column("key"), topic.partitions, self._turns)
@@ -169,7 +220,13 @@ class Appender:
                     continue
             except UnknownTopicError:
                 continue
-            self._target.append_staged(name, self._sink, unit.number)
+            try:
+                self._target.append_staged(name, self._sink, unit.number)
+            except OffsetOutOfRangeError as error:
+                if unit.connector:
+                    raise InvalidError(f"topic {name!r}: {error}. {_WAY_OUT}") from error
+                # The source was reset since: what can't be appended where it belongs is given up.
+                Sink(self._target.path, UUID(topic_id), self._sink).withdraw()
             reached("connect.appended")
 
     def _load(self) -> JournaledUnit:
@@ -186,14 +243,7 @@ class Appender:
             ) from error
 
     def _save(self, unit: JournaledUnit) -> None:
-        saved = {
-            "number": unit.number,
-            "position": unit.position,
-            "topics": unit.topics,
-            "connector": unit.connector,
-            "records": unit.records,
-        }
-        disk.replace_file(self._folder / JOURNAL, json.dumps(saved).encode())
+        disk.replace_file(self._folder / JOURNAL, json.dumps(asdict(unit)).encode())
 
 
 def forget_position(folder: Path) -> bool:
@@ -210,6 +260,28 @@ def forget_position(folder: Path) -> bool:
     return True
 
 
+def _spanning(batches: Sequence[bytes], start: int) -> list[bytes]:
+    """Batches with others, without records, before each gap that is left between them, from `start` on."""
+    spanning: list[bytes] = []
+    for each in batches:
+        header = batch.read_header(each)
+        assert header is not None
+        while start < header.base_offset:
+            last = min(header.base_offset - 1, start + MAX_SPAN - 1)
+            spanning.append(batch.empty_batch(start, last, 0))
+            start = last + 1
+        spanning.append(each)
+        start = header.next_offset
+    return spanning
+
+
+def _taken(topic: str, partition: int, start: int, end: int) -> InvalidError:
+    return InvalidError(
+        f"topic {topic!r} partition {partition}: records can't keep their offsets: they go on at {start}, and the log "
+        f"ends at {end}, so others have appended to it. {_WAY_OUT}"
+    )
+
+
 def _check(batches: Sequence[bytes], limits: batch.Limits, topic: str) -> None:
     try:
         for each in batches:
@@ -219,9 +291,9 @@ def _check(batches: Sequence[bytes], limits: batch.Limits, topic: str) -> None:
 
 
 def _payload(records: Sequence[SourceRecord], now_ms: int) -> pa.RecordBatch:
-    """Records in record.PAYLOAD_SCHEMA, without their offsets."""
+    """Records in record.PAYLOAD_SCHEMA, with the offsets that they keep, if they do."""
     rows = len(records)
-    _, keys, values, times, headers, _ = zip(*records, strict=True)
+    _, keys, values, times, headers, _, offsets = zip(*records, strict=True)
     if any(headers):
         listed = [[{"key": k, "value": v} for k, v in each] if each else None for each in headers]
         headers_column = pa.array(listed, HEADERS_TYPE)
@@ -230,7 +302,7 @@ def _payload(records: Sequence[SourceRecord], now_ms: int) -> pa.RecordBatch:
     stamps = np.fromiter((now_ms if each is None else each for each in times), np.int64, rows) * 1000
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(np.zeros(rows, np.int64)),
+            pa.array(np.zeros(rows, np.int64) if offsets[0] is None else offsets, pa.int64()),
             pa.array(stamps, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
             pa.array(np.full(rows, int(TimestampType.CREATE), np.int32)),
             pa.array(keys, pa.binary()),

@@ -31,6 +31,8 @@ class SourceRecord(NamedTuple):
     timestamp_ms: int | None = None
     headers: tuple[Header, ...] = ()
     partition: int | None = None
+    offset: int | None = None
+    """That it keeps. Either all records for a topic have one or none; a source that keeps them is its only writer."""
 
 
 class Chunk(NamedTuple):
@@ -38,6 +40,33 @@ class Chunk(NamedTuple):
 
     records: Sequence[SourceRecord]
     position: Position | None
+
+
+class GroupOffset(NamedTuple):
+    """Where a consumer group shall go on, and what it has noted beside it."""
+
+    offset: int
+    metadata: str = ""
+
+
+class TakenOver(NamedTuple):
+    """What became of the offsets of a group."""
+
+    in_use: bool = False
+    """It has members here: nothing was changed."""
+    own: int = 0
+    """Partitions for which it has committed by itself here: those were left alone."""
+
+
+class Groups(Protocol):
+    """The consumer groups of the log that a connector writes to."""
+
+    def take_over(self, group: str, offsets: Mapping[tuple[str, int], GroupOffset]) -> TakenOver:
+        """Make offsets that a group has elsewhere its offsets here, by topic and partition.
+
+        A group that is in use here, or has committed here by itself, goes its own way.
+        """
+        ...
 
 
 class TopicReads(Protocol):
@@ -51,6 +80,10 @@ class TopicReads(Protocol):
         """The keys of the topic's state."""
         ...
 
+    def behind(self, topic: str, partition: int, header: str, number: int) -> int:
+        """The offset behind the last record whose header is a lower number; those numbers only ever grow."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
@@ -61,6 +94,7 @@ class Context:
     """As the file says it; for a connector with several topics, a pattern."""
     clock: Clock
     topics: TopicReads
+    groups: Groups
     wait: Callable[[float], bool]
     """Let seconds pass; True at once if the source shall end or pause. Ask it with 0 in long loops."""
     report: Callable[[Mapping[str, Any]], None]

@@ -16,6 +16,7 @@ from lastword.clock import monotonic_s
 from lastword.connect import metrics, states
 from lastword.connect.appender import Appender
 from lastword.connect.config import ConnectConfig, SourceConfig
+from lastword.connect.groups import TargetGroups
 from lastword.connect.protocol import Chunk, Connector, Context, Position, load
 from lastword.connect.target import LogTarget, Target, TargetReads
 from lastword.errors import (
@@ -231,6 +232,9 @@ class Task:
             for chunk in chunks:
                 self._take(chunk, appender, connector)
                 if self._shall_end(0):
+                    # With what came without records since the last that had some: it need not be looked at again.
+                    if self._position is not None:
+                        appender.moved(self._position)
                     return
         finally:
             # A generator holds what it has opened until it is closed.
@@ -299,6 +303,7 @@ class Task:
             topic=self._source.topic,
             clock=self._target.clock,
             topics=TargetReads(self._target),
+            groups=TargetGroups(self._target, self._folder),
             wait=self._shall_end,
             report=self._report,
             needs_topic=self._needs_topic if create else self._would_need_topic,

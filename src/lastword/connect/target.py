@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, Protocol
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,10 +19,15 @@ from lastword import staged
 from lastword.clock import Clock
 from lastword.errors import LastwordError, UnavailableError, UnknownTopicError, WriteFailedError
 from lastword.log import Log
+from lastword.reader import PartitionReader
 from lastword.topic import Topic
 
 FIRST_WINDOW: Final = 65_536
 """Offsets that are searched for a key first, from the end of a partition backwards; then ever more."""
+SLICE_RECORDS: Final = 1_000_000
+"""Of so many records the keys are held at a time."""
+SEARCH_WINDOW: Final = 4096
+"""So many offsets are rather read than halved again."""
 
 
 class Target(Protocol):
@@ -67,6 +73,10 @@ class _OpenLog:
 
 class LogTarget(_OpenLog):
     """A log that is open here as its writer."""
+
+    @property
+    def log(self) -> Log:
+        return self._log
 
     def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
         self._log.create_topic(name, partitions=partitions, config=config)
@@ -152,10 +162,68 @@ class TargetReads:
         return found
 
     def live_keys(self, topic: str) -> Iterator[bytes]:
-        for batch in self._target.topic(topic).state().select(["key"]).to_batches(max_chunksize=10_000):
-            for key in batch.column(0).to_pylist():
-                if key is not None:
-                    yield key
+        """The keys whose newest record has a value, as of now, partition by partition.
+
+        Memory is bounded by SLICE_RECORDS: where a partition has more records, it is read once for each part of its
+        keys. Only keys and whether there is a value are held.
+        """
+        opened = self._target.topic(topic)
+        extents = opened.extents()
+        for partition, extent in extents.items():
+            with closing(opened.partition_reader(partition)) as reader:
+                parts = 1 + (extent.log_end - extent.log_start) // SLICE_RECORDS
+                for part in range(parts):
+                    yield from _live_keys(reader, extent.log_start, extent.log_end, part, parts)
+
+    def behind(self, topic: str, partition: int, header: str, number: int) -> int:
+        """By halving: the numbers grow with the offsets. From the end backwards first, where most readers are."""
+        with closing(self._target.topic(topic).partition_reader(partition)) as reader:
+            extent = reader.extent()
+            low, high, step = extent.log_start, extent.log_end, SEARCH_WINDOW
+            while high - step > low and not _is_below(reader, high - step, extent.log_end, header, number):
+                high, step = high - step, step * 4
+            low = max(low, high - step)
+            while high - low > SEARCH_WINDOW:
+                middle = (low + high) // 2
+                if _is_below(reader, middle, extent.log_end, header, number):
+                    low = middle
+                else:
+                    high = middle
+            # The record that is below may lie behind `high`, after a gap.
+            found = extent.log_start
+            for offset, value in _numbers(reader, low, extent.log_end, header):
+                if value >= number:
+                    break
+                found = offset + 1
+            return found
+
+
+def _live_keys(reader: PartitionReader, start: int, end: int, part: int, parts: int) -> list[bytes]:
+    """The keys of one part, by their checksums, that are not deleted."""
+    live: dict[bytes, bool] = {}
+    for records in reader.replay(start, end):
+        keys = records.column("key").to_pylist()
+        has_value = records.column("value").is_valid().to_pylist()
+        for key, valid in zip(keys, has_value, strict=True):
+            if key is not None and (parts == 1 or crc32(key) % parts == part):
+                live[key] = valid
+    return [key for key, valid in live.items() if valid]
+
+
+def _is_below(reader: PartitionReader, start: int, end: int, header: str, number: int) -> bool:
+    """Whether the first record with the header from an offset on has a lower number."""
+    return next((value < number for _, value in _numbers(reader, start, end, header)), False)
+
+
+def _numbers(reader: PartitionReader, start: int, end: int, header: str) -> Iterator[tuple[int, int]]:
+    """Offsets and the numbers in a header, of the records that have it."""
+    for records in reader.replay(start, end):
+        for offset, headers in zip(
+            records.column("offset").to_pylist(), records.column("headers").to_pylist(), strict=True
+        ):
+            for each in headers or ():
+                if each["key"] == header and each["value"] is not None and each["value"].isdigit():
+                    yield offset, int(each["value"])
 
 
 def _newest_in(topic: Topic, partition: int, missing: set[bytes]) -> dict[bytes, bytes | None]:

@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple
 from lastword import batch, disk
 from lastword.clock import Clock
 from lastword.config import TopicSettings, WalSync
-from lastword.errors import ClosedError, InvalidRecordError, WriteFailedError
+from lastword.errors import ClosedError, InvalidRecordError, OffsetOutOfRangeError, WriteFailedError
 from lastword.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import producers
@@ -140,6 +140,7 @@ class PartitionWriter:
         self._producer_expiration_ms = producer_expiration_ms
         # Read when they are needed: most partitions that are opened never get a batch.
         self._producers: ProducerStates | None = None
+        self._has_producers = False
         self._failed = opened.failed
         self._syncing = False
         self._closed = False
@@ -206,14 +207,20 @@ class PartitionWriter:
         note: Callable[[int], None],
         *,
         append_time_ms: int | None = None,
+        start: int | None = None,
     ) -> int:
         """As `stage_all`, after `note` has been told the first offset; the end offset.
 
-        Whatever fails, the partition must be reopened: the note may say what is not so.
+        Batches that keep the offsets of another log belong at `start`: OffsetOutOfRangeError if the log ends elsewhere,
+        and nothing has happened. Whatever else fails, the partition must be reopened: the note may say what is not so.
         """
         with self._appending:
             with self._changed:
                 self._check_writable()
+            if start is not None and start != self._end_offset:
+                raise OffsetOutOfRangeError(
+                    f"records belong at offset {start} of {self._folder}, whose log end is {self._end_offset}"
+                )
             try:
                 end_offset = self._end_offset
                 note(end_offset)
@@ -234,9 +241,11 @@ class PartitionWriter:
 
     def _stage(self, data: bytes | memoryview, append_time_ms: int | None) -> tuple[int, int]:
         header = batch.read_header(data)
-        assert header is not None and header.record_count > 0
+        assert header is not None and header.last_offset_delta >= 0
         with self._changed:
             self._check_writable()
+            if header.producer_id >= 0 and not self._has_producers:
+                self._expect_producers()
             run = _Run(self._end_offset, self._end_position)
             base_offset = self._put(run, header, bytearray(data), append_time_ms, None)
             self._write(run)
@@ -250,6 +259,8 @@ class PartitionWriter:
         results: list[Staged | InvalidRecordError] = []
         with self._appending, self._changed:
             self._check_writable()
+            if not self._has_producers and any(each.header.producer_id >= 0 for each in produced):
+                self._expect_producers()
             run = _Run(self._end_offset, self._end_position)
             for header, data, append_time_ms, max_timestamp_ms in produced:
                 if header.producer_id >= 0:
@@ -294,7 +305,8 @@ class PartitionWriter:
         if run.end_position == 0:
             self._first_append_ms = now_ms
         run.batches.append(data)
-        run.end_offset += header.record_count
+        # By the offsets that it spans: one that keeps those of another log may have gaps.
+        run.end_offset += header.last_offset_delta + 1
         run.end_position += len(data)
         if header.producer_id >= 0:
             # If the write fails, the partition must be reopened, and this is read from what is in the file.
@@ -437,6 +449,18 @@ class PartitionWriter:
                 end_position=self._end_position,
             )
         return self._producers
+
+    def _expect_producers(self) -> None:
+        """Before the first batch of a producer: say on disk that there are some, so that all is found after a crash."""
+        if not producers.exists(self._folder):
+            try:
+                self._producer_states().save(self._folder, self._end_offset)
+            except OSError as error:
+                raise WriteFailedError(
+                    f"Can't write {self._folder / producers.FILE_NAME}: {error.strerror or error}. "
+                    f"Nothing was appended; free some space and try again."
+                ) from error
+        self._has_producers = True
 
     def _save_producers(self) -> None:
         """Save what is known of producers. Where that fails, the deleter spares the files that still say it."""

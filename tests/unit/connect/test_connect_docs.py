@@ -11,6 +11,7 @@ import pytest
 from lastword.clock import SystemClock
 from lastword.connect import Chunk, SourceRecord, metrics
 from lastword.connect.config import ConnectConfig
+from lastword.connect.groups import TargetGroups
 from lastword.connect.options import Given, Options
 from lastword.connect.protocol import SHIPPED, Context, load
 from lastword.connect.target import TargetReads
@@ -31,6 +32,7 @@ def context(topic: str = "t") -> Context:
         topic=topic,
         clock=SystemClock(),
         topics=TargetReads(None),  # type: ignore[arg-type]
+        groups=TargetGroups(None, Path("x")),  # type: ignore[arg-type]
         wait=lambda _: False,
         report=nothing,
         needs_topic=nothing,

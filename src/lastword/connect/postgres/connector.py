@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from lastword.clock import monotonic_s
@@ -108,11 +108,13 @@ class PostgresConnector:
     def read(self, position: Position | None) -> Iterator[Chunk]:
         database = self._database
         database.check_server()
-        tables = self._prepare_tables()
+        followed = {} if position is None else PgPosition.from_json(position).tables
+        tables = self._prepare_tables(followed)
         at = self._prepare_slot(position)
         for table in tables:
             if table.quoted not in at.tables:
                 at.tables[table.quoted] = TableProgress(done=self._snapshot == "never")
+            at.tables[table.quoted].oid = table.oid
         self._tables = {table.oid: table for table in tables}
         if self._is_envelope:
             found = database.one("SELECT current_database()")
@@ -138,10 +140,14 @@ class PostgresConnector:
     def _look_up_tables(self) -> list[Table]:
         return [self._database.table(name, key=self._key) for name in self._table_names]
 
-    def _prepare_tables(self) -> list[Table]:
-        """The tables with what is published of them; their topics are there."""
+    def _prepare_tables(self, followed: Mapping[str, TableProgress]) -> list[Table]:
+        """The tables with what is published of them; their topics are there. `followed` are those of the position."""
         database, name = self._database, self._publication
         tables = self._look_up_tables()
+        for table in tables:
+            known = followed.get(table.quoted)
+            if known is not None and known.oid not in (0, table.oid):
+                raise self._created_anew(table.quoted)
         if not database.publication_exists(name):
             if not self._create:
                 raise InvalidError(
@@ -153,6 +159,8 @@ class PostgresConnector:
         published = []
         for table in tables:
             found = database.published(table, name)
+            if found is None and table.quoted in followed:
+                raise self._unpublished(table.quoted)
             if found is None:
                 if not self._create:
                     raise InvalidError(
@@ -201,6 +209,39 @@ class PostgresConnector:
         at = PgPosition.from_json(position)
         self._database.check_reaches(at.commit_lsn)
         return at
+
+    def _check_tables(self) -> None:
+        """InvalidError if a table is not the one any more that is followed: nothing would come of it, without a word."""
+        for table in self._tables.values():
+            oid = self._database.oid_of(table.quoted)
+            if oid is None:
+                raise InvalidError(
+                    f"{table.quoted} is gone: it was dropped or renamed. Take it out of the source's config, or put the "
+                    f"new name there."
+                )
+            if oid != table.oid:
+                raise self._created_anew(table.quoted)
+            if self._database.published(table, self._publication) is None:
+                raise self._unpublished(table.quoted)
+
+    def _created_anew(self, table: str) -> InvalidError:
+        return InvalidError(
+            f"{table} was dropped and created again since it was read: it is another table, and its topic has the rows "
+            f"of the old one. {self._begin_again()} Delete the topic before if the old rows must not stay."
+        )
+
+    def _unpublished(self, table: str) -> InvalidError:
+        return InvalidError(
+            f"{table} is no longer in the publication {self._publication!r}, so its changes since then are missing. "
+            f"Add it again (ALTER PUBLICATION … ADD TABLE {table}; `create: true` does so). {self._begin_again()}"
+        )
+
+    def _begin_again(self) -> str:
+        source = self._context.source
+        return (
+            f"`lastword connect pause {source}`, `reset {source}` and `resume {source}` let the source begin again with a "
+            f"new snapshot."
+        )
 
     def _lost(self) -> str:
         return (
@@ -308,6 +349,11 @@ class PostgresConnector:
         """How rows of a relation become records; None if it is none of this source's tables."""
         table = self._tables.get(relation.oid)
         if table is None:
+            if any(
+                (each.schema, each.name) == (relation.schema, relation.name) for each in self._tables.values()
+            ):
+                # Of one that came before ours, or that has taken its place.
+                self._check_tables()
             return None
         columns = [(each.name, each.type_oid) for each in relation.columns]
         if self._key:
@@ -379,6 +425,7 @@ class PostgresConnector:
                 for table in self._tables.values()
             },
         }
+        self._check_tables()
         slot = self._database.slot(self._slot)
         if slot is not None:
             if slot.wal_status == "lost":

@@ -177,6 +177,11 @@ class Database:
             estimated_rows=max(0, estimate),
         )
 
+    def oid_of(self, quoted: str) -> int | None:
+        """Which table has a name now."""
+        found = self.one("SELECT to_regclass(%s)::oid::bigint", [quoted])
+        return None if found is None or found[0] is None else int(found[0])
+
     def published(self, table: Table, publication: str) -> Table | None:
         """The table with what the publication says of its columns and rows; None if it is not in it."""
         found = self.one(

@@ -63,6 +63,8 @@ class Epoch:
 
 @dataclass(slots=True)
 class TableProgress:
+    oid: int = 0
+    """Which table it was: one that is dropped and created again is another one."""
     rows: int = 0
     after: list[str] | None = None
     done: bool = False
@@ -101,7 +103,7 @@ class PgPosition:
             "lsn": lsn_text(self.lsn),
             "commit": lsn_text(self.commit_lsn),
             "tables": {
-                name: {"rows": each.rows, "after": each.after, "done": each.done}
+                name: {"oid": each.oid, "rows": each.rows, "after": each.after, "done": each.done}
                 for name, each in self.tables.items()
             },
         }

@@ -1,8 +1,9 @@
 """`kafka`: mirrors topics of a Kafka cluster: records, their timestamps and headers, partition by partition.
 
 The position is the next offset of each partition. Nothing is committed to Kafka, and no group is joined. A record keeps
-its partition. It keeps its offset, too, where the topic here was new and the topic there has no gaps; `offset_header`
-keeps the original one beside it in any case.
+its partition and, unless `offsets: new` says otherwise, its offset, with the gaps that compaction and transactions have
+left there. That takes topics here which are new, and which nobody else appends to. `offset_header` keeps the original
+offset beside the record in any case.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from lastword.clock import monotonic_s
+from lastword.connect.kafka.groups import GroupMirror
 from lastword.connect.options import Options
 from lastword.connect.protocol import Chunk, Context, Position, SourceRecord
 from lastword.errors import InvalidConfigError, InvalidError, UnavailableError
@@ -25,6 +27,8 @@ IDLE_S: Final = 0.5
 TIMEOUT_S: Final = 15.0
 LOOK_S: Final = 30.0
 """How often new partitions are looked for, and the lag is measured."""
+DEFAULT_OFFSET_HEADER: Final = "lastword.offset"
+"""Without their offsets, records that groups stand at are found by it."""
 _NO_TIMESTAMP: Final = 0
 
 Offsets = dict[str, dict[str, int]]
@@ -40,7 +44,10 @@ class KafkaConnector:
         self._topics = options.texts("topics") or []
         self._start = options.choice("start", "earliest", ("earliest", "latest"))
         self._on_lost = options.choice("on_lost", "stop", ("stop", "skip"))
+        self._keeps = options.choice("offsets", "keep", ("keep", "new")) == "keep"
         self._offset_header = options.text("offset_header")
+        groups = options.texts("groups") or []
+        self._groups_s = options.number("groups_interval_ms", 10_000, low=100) / 1000
         client = options.group("client")
         options.finish()
         if not self._topics:
@@ -53,13 +60,19 @@ class KafkaConnector:
                 f"{options.where}: sources.{context.source}.topic is {self._pattern!r}; several topics need {{topic}} "
                 f"in it"
             )
+        if groups and not self._keeps and self._offset_header is None:
+            self._offset_header = DEFAULT_OFFSET_HEADER
+        shared = {**client, "bootstrap.servers": bootstrap, "logger": logger}
+        self._groups = (
+            GroupMirror(context, shared, groups, self._target, None if self._keeps else self._offset_header)
+            if groups
+            else None
+        )
         self._settings = {
-            **client,
-            "bootstrap.servers": bootstrap,
+            **shared,
             "group.id": f"lastword-{context.source}",
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
-            "logger": logger,
         }
         self._consumer: Any = None
         self._names: dict[str, str] = {}
@@ -73,15 +86,24 @@ class KafkaConnector:
         offsets: Offsets = {
             topic: dict(known) for topic, known in (position or {}).get("offsets", {}).items()
         }
+        if position is not None and position.get("kept", False) is not self._keeps:
+            raise InvalidError(
+                f"the source has given its records {'new offsets' if self._keeps else 'their own offsets'} so far; "
+                f"`offsets: {'new' if self._keeps else 'keep'}` goes on like that"
+            )
         self._assign(offsets)
-        looked_s = monotonic_s()
-        yield Chunk((), {"offsets": offsets})
+        looked_s = groups_s = monotonic_s()
+        yield Chunk((), self._position(offsets))
         while True:
             records = self._take(self._messages(), offsets)
-            yield Chunk(records, {"offsets": {topic: dict(known) for topic, known in offsets.items()}})
+            yield Chunk(records, self._position(offsets))
             if monotonic_s() - looked_s >= LOOK_S:
                 looked_s = monotonic_s()
                 self._assign(offsets)
+            if self._groups is not None and monotonic_s() - groups_s >= self._groups_s:
+                # Everything that was yielded is in the log by now.
+                groups_s = monotonic_s()
+                self._groups.run(offsets)
 
     def appended(self, position: Position | None) -> None: ...
 
@@ -89,6 +111,9 @@ class KafkaConnector:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
+
+    def _position(self, offsets: Offsets) -> Position:
+        return {"offsets": {topic: dict(known) for topic, known in offsets.items()}, "kept": self._keeps}
 
     def _target(self, topic: str) -> str:
         return self._pattern.replace("{topic}", topic)
@@ -163,6 +188,7 @@ class KafkaConnector:
                     None if kind == _NO_TIMESTAMP else timestamp_ms,
                     headers,
                     partition,
+                    message.offset() if self._keeps else None,
                 )
             )
             offsets[topic][str(partition)] = message.offset() + 1
@@ -175,7 +201,12 @@ class KafkaConnector:
             raise UnavailableError(f"Kafka: {_text(error)}")
         topic, partition = message.topic(), message.partition()
         wanted = offsets[topic][str(partition)]
-        low, _ = self._ends(topic, partition)
+        low, high = self._ends(topic, partition)
+        if wanted > high:
+            raise InvalidError(
+                f"{topic} partition {partition} ends at {high} in Kafka, and {wanted} was next: the topic was created "
+                f"anew there. Mirror it into another topic with a new source, or `lastword connect reset` this one."
+            )
         if self._on_lost == "stop":
             raise InvalidError(
                 f"Kafka has removed records of {topic} partition {partition} that were not mirrored: {wanted} is "

@@ -1,0 +1,213 @@
+"""Consumer groups of the log that a source writes to, whose offsets come from elsewhere.
+
+Where a server runs on the data folder, it is asked as any Kafka client asks: it alone knows who is in a group, and it
+refuses the offsets of one that is in use. Else nobody can be in a group, and the offsets are appended to the internal
+topic, which a server reads when it starts.
+
+What was written is kept in `connect/<source>/groups.json`, the new offsets before they are committed. So offsets that a
+group has committed by itself are told from those that came from here, whatever is killed meanwhile: they are left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from lastword import disk, running
+from lastword.broker.groups.records import CommittedOffset, OffsetKey, SavedGroup, offset_record, parse
+from lastword.broker.groups.store import GROUPS_TOPIC
+from lastword.connect.protocol import GroupOffset, TakenOver
+from lastword.connect.target import LogTarget, Target
+from lastword.errors import InvalidError, UnavailableError, UnknownTopicError
+from lastword.log import Log
+from lastword.record import NewRecord
+
+FILE_NAME: Final = "groups.json"
+TIMEOUT_S: Final = 15.0
+
+Place = tuple[str, int]
+"""A topic and a partition."""
+Offsets = Mapping[Place, GroupOffset]
+
+
+class _Keeper(Protocol):
+    """Who keeps the groups' offsets."""
+
+    def committed(self, group: str) -> dict[Place, int]: ...
+
+    def commit(self, group: str, offsets: Offsets) -> bool:
+        """False if the group is in use."""
+        ...
+
+
+class TargetGroups:
+    """The groups of one log, as one source takes them over."""
+
+    def __init__(self, target: Target, folder: Path) -> None:
+        self._target = target
+        self._path = folder / FILE_NAME
+        self._keeper: tuple[str, _Keeper] | None = None
+        self._written: dict[str, dict[str, list[int]]] | None = None
+
+    def take_over(self, group: str, offsets: Offsets) -> TakenOver:
+        """See `Groups` of protocol.py."""
+        keeper = self._opened()
+        written = self._load().setdefault(group, {})
+        there = keeper.committed(group)
+        changed: dict[Place, GroupOffset] = {}
+        own = 0
+        extents = {topic: self._target.topic(topic).extents() for topic, _ in offsets}
+        for place, given in offsets.items():
+            # A consumer that goes on behind the log end is sent to wherever its reset says.
+            new = given._replace(offset=min(given.offset, extents[place[0]][place[1]].log_end))
+            # Topics that are created again begin anew, and so do their groups.
+            ours = written.get(_key(self._target, place), [])
+            if place in there and there[place] not in ours:
+                own += 1
+            elif there.get(place) != new.offset:
+                changed[place] = new
+        if not changed:
+            return TakenOver(own=own)
+        for place, new in changed.items():
+            before = [there[place]] if place in there else []
+            written[_key(self._target, place)] = [*before, new.offset]
+        self._save()
+        return TakenOver(in_use=not keeper.commit(group, changed), own=own)
+
+    def _opened(self) -> _Keeper:
+        server = running.load(self._target.path)
+        where = server.kafka_address if server is not None else ""
+        if self._keeper is None or self._keeper[0] != where:
+            if server is not None:
+                self._keeper = where, _Server(where)
+            elif isinstance(self._target, LogTarget):
+                self._keeper = where, _InternalTopic(self._target.log)
+            else:
+                raise UnavailableError(
+                    f"Groups of {self._target.path} can be written by the process that has it open, or where "
+                    f"`lastword serve` runs on it; neither is the case."
+                )
+        return self._keeper[1]
+
+    def _load(self) -> dict[str, dict[str, list[int]]]:
+        if self._written is None:
+            try:
+                self._written = json.loads(self._path.read_bytes())
+            except FileNotFoundError:
+                self._written = {}
+            except ValueError as error:
+                raise InvalidError(f"{self._path} is not what was written there: {error}") from error
+        assert self._written is not None
+        return self._written
+
+    def _save(self) -> None:
+        disk.replace_file(self._path, json.dumps(self._written).encode())
+
+
+class _Server:
+    """A server that runs on the data folder, asked by its Kafka endpoint."""
+
+    def __init__(self, address: str) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        self._admin: Any = AdminClient({"bootstrap.servers": address})
+
+    def committed(self, group: str) -> dict[Place, int]:
+        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+
+        try:
+            asked = self._admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group)], request_timeout=TIMEOUT_S
+            )
+            found = asked[group].result(TIMEOUT_S)
+        except (KafkaException, TimeoutError) as error:
+            raise UnavailableError(
+                f"The server does not tell the offsets of group {group!r}: {error}"
+            ) from error
+        return {
+            (each.topic, each.partition): each.offset for each in found.topic_partitions if each.offset >= 0
+        }
+
+    def commit(self, group: str, offsets: Offsets) -> bool:
+        from confluent_kafka import (
+            ConsumerGroupTopicPartitions,
+            KafkaError,
+            KafkaException,
+            TopicPartition,
+        )
+
+        partitions = [
+            TopicPartition(topic, partition, new.offset, new.metadata)
+            for (topic, partition), new in offsets.items()
+        ]
+        in_use = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP)
+        try:
+            asked = self._admin.alter_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, partitions)], request_timeout=TIMEOUT_S
+            )
+            errors = [each.error for each in asked[group].result(TIMEOUT_S).topic_partitions if each.error]
+        except KafkaException as error:
+            errors = [error.args[0]]
+        except TimeoutError as error:
+            raise UnavailableError(f"The server does not take the offsets of group {group!r}") from error
+        if not errors:
+            return True
+        if all(each.code() in in_use for each in errors):
+            return False
+        raise UnavailableError(f"The server does not take the offsets of group {group!r}: {errors[0].str()}")
+
+
+class _InternalTopic:
+    """The topic of groups in a log that no server runs on."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def committed(self, group: str) -> dict[Place, int]:
+        saved = self._replay(group)
+        return {
+            (each.topic, key.partition): each.offset
+            for key, each in saved.items()
+            if isinstance(key, OffsetKey) and isinstance(each, CommittedOffset) and self._is_id_of(key, each)
+        }
+
+    def commit(self, group: str, offsets: Offsets) -> bool:
+        saved = self._replay(group).get(group)
+        if isinstance(saved, SavedGroup) and saved.members:
+            # Of a server that was stopped: they come again when it does.
+            return False
+        now_ms = self._log.clock.now_ms()
+        records = []
+        for (topic, partition), new in offsets.items():
+            key, value = offset_record(
+                OffsetKey(group, self._log.topic(topic).id, partition),
+                CommittedOffset(topic=topic, offset=new.offset, metadata=new.metadata, committed_ms=now_ms),
+            )
+            records.append(NewRecord(key=key, value=value))
+        self._log.internal_topic(GROUPS_TOPIC).append_internal(records)
+        return True
+
+    def _replay(self, group: str) -> dict[str | OffsetKey, SavedGroup | CommittedOffset | None]:
+        try:
+            topic = self._log.topic(GROUPS_TOPIC)
+        except UnknownTopicError:
+            return {}
+        found: dict[str | OffsetKey, SavedGroup | CommittedOffset | None] = {}
+        for record in topic.read():
+            key, value = parse(record, topic=GROUPS_TOPIC)
+            if (key.group_id if isinstance(key, OffsetKey) else key) == group:
+                found[key] = value
+        return found
+
+    def _is_id_of(self, key: OffsetKey, offset: CommittedOffset) -> bool:
+        try:
+            return self._log.topic(offset.topic).id == key.topic_id
+        except UnknownTopicError:
+            return False
+
+
+def _key(target: Target, place: Place) -> str:
+    topic, partition = place
+    return f"{target.topic(topic).id.hex}/{partition}"

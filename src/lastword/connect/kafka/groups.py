@@ -1,0 +1,129 @@
+"""Where the consumer groups of a Kafka cluster stand, and where that is in the topics here.
+
+Where records keep their offsets, a committed offset is the same here. Else it is found by the header that keeps the
+original offset: behind the last record that comes before it. Either way it is never ahead of what the group has
+processed, and never behind the end of what has been mirrored: if the mirror has not come so far, the group stands at its
+end, and moves on with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from lastword.connect.protocol import Context, GroupOffset
+from lastword.errors import InvalidError, LastwordError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 15.0
+
+TopicPartitions = Mapping[str, Mapping[str, int]]
+
+
+class GroupMirror:
+    """Takes the offsets of some groups over, again and again."""
+
+    def __init__(
+        self,
+        context: Context,
+        settings: Mapping[str, Any],
+        patterns: Sequence[str],
+        target: Callable[[str], str],
+        offset_header: str | None,
+    ) -> None:
+        """With `offset_header` records have new offsets, and it has the original ones."""
+        self._context = context
+        self._settings = dict(settings)
+        self._patterns = patterns
+        self._target = target
+        self._offset_header = offset_header
+        self._admin: Any = None
+        # What was found before: a group that stands still is not searched for again.
+        self._found: dict[tuple[str, str, int], tuple[int, int]] = {}
+
+    def run(self, mirrored: TopicPartitions) -> None:
+        """Take over what the groups have committed; `mirrored` is the next offset of each topic and partition.
+
+        What fails is in the status, and tried again the next time: records go on meanwhile.
+        """
+        facts: dict[str, Any] = {}
+        try:
+            for group in self._groups():
+                facts[group] = self._take_over(group, mirrored)
+        except LastwordError as error:
+            logger.warning("source %s: groups can't be taken over: %s", self._context.source, error)
+            self._context.report({"groups": facts, "groups_error": str(error)})
+        else:
+            self._context.report({"groups": facts, "groups_error": None})
+
+    def _take_over(self, group: str, mirrored: TopicPartitions) -> dict[str, Any]:
+        offsets: dict[tuple[str, int], GroupOffset] = {}
+        behind = 0
+        for topic, partition, offset, metadata in self._committed(group):
+            next_offset = mirrored.get(topic, {}).get(str(partition))
+            if next_offset is None:
+                continue
+            behind += offset > next_offset
+            here = self._here(group, topic, partition, min(offset, next_offset))
+            offsets[self._target(topic), partition] = GroupOffset(here, metadata)
+        facts: dict[str, Any] = {"partitions": len(offsets), "behind": behind}
+        if offsets:
+            taken = self._context.groups.take_over(group, offsets)
+            facts |= {"in_use": taken.in_use, "own": taken.own}
+        return facts
+
+    def _here(self, group: str, topic: str, partition: int, offset: int) -> int:
+        if self._offset_header is None:
+            return offset
+        key = (group, topic, partition)
+        known = self._found.get(key)
+        if known is not None and known[0] == offset:
+            return known[1]
+        found = self._context.topics.behind(self._target(topic), partition, self._offset_header, offset)
+        self._found[key] = (offset, found)
+        return found
+
+    def _opened(self) -> Any:
+        if self._admin is None:
+            try:
+                self._admin = AdminClient(self._settings)
+            except (KafkaException, ValueError, TypeError) as error:
+                raise InvalidError(f"Kafka's client refuses its settings: {error}") from error
+        return self._admin
+
+    def _groups(self) -> list[str]:
+        wanted = [each for each in self._patterns if not _is_pattern(each)]
+        if len(wanted) == len(self._patterns):
+            return wanted
+        try:
+            listed = self._opened().list_consumer_groups(request_timeout=TIMEOUT_S).result(TIMEOUT_S)
+        except (KafkaException, TimeoutError) as error:
+            raise UnavailableError(f"Kafka does not list its groups: {error}") from error
+        if listed.errors:
+            raise UnavailableError(f"Kafka does not list its groups: {listed.errors[0]}")
+        names = [each.group_id for each in listed.valid]
+        return sorted(
+            {*wanted, *(name for name in names if any(fnmatchcase(name, each) for each in self._patterns))}
+        )
+
+    def _committed(self, group: str) -> Iterable[tuple[str, int, int, str]]:
+        try:
+            asked = self._opened().list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group)], request_timeout=TIMEOUT_S
+            )
+            found = asked[group].result(TIMEOUT_S)
+        except (KafkaException, TimeoutError) as error:
+            raise UnavailableError(f"Kafka does not tell the offsets of group {group!r}: {error}") from error
+        for each in found.topic_partitions:
+            if each.error is None and each.offset >= 0:
+                yield each.topic, each.partition, each.offset, each.metadata or ""
+
+
+def _is_pattern(name: str) -> bool:
+    return any(each in name for each in "*?[")

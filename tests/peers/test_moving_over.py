@@ -1,0 +1,121 @@
+"""Moving over from a real Kafka: a compacted topic with its offsets, and a consumer group that goes on here."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from peers.client import alter, create
+from peers.kafka import KafkaPeer
+from tests.support.broker import INLINE, RunningBroker
+from tests.support.sources import running
+
+import lastword
+
+TOPIC = "moving"
+PARTITIONS = 2
+KEYS = 50
+Place = tuple[int, int]
+
+
+def send(address: str, start: int, end: int) -> None:
+    producer = Producer({"bootstrap.servers": address})
+    for number in range(start, end):
+        producer.produce(
+            TOPIC,
+            key=b"k%d" % (number % KEYS),
+            value=b"v%d" % number,
+            partition=number % PARTITIONS,
+            headers=[("n", b"%d" % number)],
+        )
+    assert producer.flush(30) == 0
+
+
+def consume(address: str, count: int | None, group: str) -> list[tuple[Place, bytes | None, bytes | None]]:
+    """Read so many records in a group, or all that there are, and commit them."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.subscribe([TOPIC])
+    found: list[tuple[Place, bytes | None, bytes | None]] = []
+    ended: set[int] = set()
+    deadline = time.monotonic() + 90
+    try:
+        while len(found) != count and (count is not None or len(ended) < PARTITIONS):
+            assert time.monotonic() < deadline, f"{len(found)} records, ends of {ended}"
+            message = consumer.poll(0.5)
+            if message is None:
+                continue
+            if message.error() is not None:
+                ended.add(message.partition())
+                continue
+            place = (message.partition(), message.offset())
+            found.append((place, message.key(), message.value()))
+        ends = {partition: offset + 1 for (partition, offset), _, _ in found}
+        if ends:
+            consumer.commit(
+                offsets=[TopicPartition(TOPIC, each, end) for each, end in ends.items()], asynchronous=False
+            )
+    finally:
+        consumer.close()
+    return found
+
+
+@pytest.mark.parametrize("offsets", ["keep", "new"])
+def test_a_group_moves_over_without_gap_or_double(kafka: KafkaPeer, tmp_path: Path, offsets: str) -> None:
+    group = f"movers-{offsets}"
+    if offsets == "keep":
+        make_compacted(kafka)
+    everything = consume(kafka.address, None, f"all-{offsets}")
+    assert len(everything) < 600, "Kafka's cleaner has left gaps"
+    first = consume(kafka.address, len(everything) // 2, group)
+    source = {
+        "connector": "kafka",
+        "config": {
+            "bootstrap": kafka.address,
+            "topics": TOPIC,
+            "offsets": offsets,
+            "groups": "movers-*",
+            "groups_interval_ms": "300",
+        },
+    }
+    config = {"compaction.service.factory": INLINE, "group.initial.rebalance.delay.ms": "0"}
+    with lastword.open(tmp_path / "data", config=config) as log, running(log, {"mirror": source}) as sources:
+        sources.wait(lambda: sources.status()["records"] == len(everything))
+        sources.wait(
+            lambda: sources.status()["details"].get("groups", {}).get(group, {}).get("partitions", 0) > 0
+        )
+    with lastword.open(tmp_path / "data", config=config) as log, RunningBroker(log) as broker:
+        second = consume(broker.address, None, group)
+    if offsets == "keep":
+        assert sorted(first + second) == sorted(everything)
+    assert sorted(each[1:] for each in first + second) == sorted(each[1:] for each in everything)
+
+
+def make_compacted(kafka: KafkaPeer) -> None:
+    create(
+        kafka.address,
+        TOPIC,
+        PARTITIONS,
+        {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.dirty.ratio": "0.0001"},
+    )
+    send(kafka.address, 0, 500)
+    time.sleep(1.5)  # The segment's age is what lets Kafka roll it.
+    send(kafka.address, 500, 600)
+    alter(kafka.address, TOPIC, {"min.cleanable.dirty.ratio": "0.0001"})
+    deadline = time.monotonic() + 90
+    while {each.partition for each in kafka.cleaner_passes() if each.topic == TOPIC} != set(
+        range(PARTITIONS)
+    ):
+        assert time.monotonic() < deadline, "Kafka's cleaner did not come"
+        time.sleep(0.2)
+    # No more passes: the topic shall stand still from now on.
+    alter(kafka.address, TOPIC, {"cleanup.policy": "delete", "retention.ms": "-1", "segment.ms": "604800000"})
