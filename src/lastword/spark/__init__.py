@@ -14,6 +14,7 @@ batch.py     batch reads
 stream.py    streaming reads
 sink.py      batch and streaming writes
 source.py    what Spark is told of all this
+process.py   what is done once in each of Spark's Python processes
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from lastword.spark import tasks
 from lastword.spark.filters import EVERYTHING, wanted
 from lastword.spark.options import ReadOptions
-from lastword.spark.plan import plan_batch
+from lastword.spark.process import settle
 from lastword.spark.schema import arrow_schema
 
 
@@ -29,7 +29,12 @@ class BatchReader(DataSourceReader):
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        return plan_batch(self._options, self._wanted)
+        from lastword.spark.plan import plan_batch  # Executors do without it and what it loads.
+
+        planned = plan_batch(self._options, self._wanted)
+        settle()
+        return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        settle()
         return tasks.read(partition, self._schema, self._wanted)

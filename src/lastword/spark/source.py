@@ -1,16 +1,24 @@
-"""What Spark is told: the format, its columns, and who reads and writes."""
+"""What Spark is told: the format, its columns, and who reads and writes.
+
+Every Python process that Spark starts loads this. What only some of them need is imported where it is used.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from lastword.spark import FORMAT
-from lastword.spark.batch import BatchReader
 from lastword.spark.options import batch_options, columns_of, stream_options, write_options
+from lastword.spark.process import settle
 from lastword.spark.schema import read_schema
-from lastword.spark.sink import BatchWriter, StreamWriter
-from lastword.spark.stream import StreamReader
+
+if TYPE_CHECKING:
+    from lastword.spark.batch import BatchReader
+    from lastword.spark.sink import BatchWriter, StreamWriter
+    from lastword.spark.stream import StreamReader
 
 
 class LastwordSource(DataSource):
@@ -21,16 +29,25 @@ class LastwordSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
+        settle()
         return read_schema(columns_of(self.options))
 
     def reader(self, schema: StructType) -> BatchReader:
+        from lastword.spark.batch import BatchReader
+
         return BatchReader(batch_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
+        from lastword.spark.stream import StreamReader
+
         return StreamReader(stream_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        from lastword.spark.sink import BatchWriter
+
         return BatchWriter(write_options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        from lastword.spark.sink import StreamWriter
+
         return StreamWriter(write_options(self.options), schema, overwrite)

@@ -29,6 +29,7 @@ from lastword.spark import plan, tasks
 from lastword.spark.filters import EVERYTHING
 from lastword.spark.opened import opened
 from lastword.spark.options import ReadOptions
+from lastword.spark.process import settle
 from lastword.spark.schema import arrow_schema
 from lastword.timetravel import View, view_now
 from lastword.topic import Topic
@@ -107,6 +108,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        settle()
         return tasks.read(partition, self._schema)
 
     def _topic(self) -> Topic:

@@ -27,12 +27,11 @@ from lastword.segments.parquet import FORMAT_KEY, SegmentFiles
 from lastword.segments.raw import RawSegment, RowGroup
 from lastword.segments.table import Segment, SegmentGoneError
 from lastword.spark.filters import EVERYTHING, Wanted
-from lastword.spark.opened import opened
 from lastword.spark.options import Where
 
-BATCH_ROWS: Final = 16 * 1024
-BATCH_BYTES: Final = 8 << 20
-"""Batches that are smaller, by rows and by bytes, are joined before they go to Spark."""
+BATCH_ROWS: Final = 4 * 1024
+BATCH_BYTES: Final = 1 << 20
+"""Batches that are smaller, by rows and by bytes, are joined before they go to Spark: a copy, so only small ones."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -216,6 +215,9 @@ class _Bounds:
 
 
 def _read_tail(task: TailTask, schema: pa.Schema, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    # Loads all of a log; tasks that read sealed segments do without.
+    from lastword.spark.opened import opened
+
     topic = opened(task.where).topic(task.where.topic)
     if topic.id.hex != task.topic_id:
         raise UnavailableError(f"The topic {topic.name!r} has been deleted and created again; load it anew.")
