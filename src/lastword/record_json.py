@@ -25,6 +25,11 @@ _IGNORED_FIELDS = ("offset", "timestamp_type")
 _TIMESTAMP_TYPES = {0: "CreateTime", 1: "LogAppendTime", -1: "NoTimestampType"}
 
 
+def snapshot_id_text(snapshot_id: int | None) -> str | None:
+    """The id of a snapshot in JSON: text, because it has more digits than a number of JavaScript or jq can hold."""
+    return None if snapshot_id is None else str(snapshot_id)
+
+
 @dataclass(frozen=True, slots=True)
 class Parsed:
     """A record to append, and the partition that was named for it, if one was."""

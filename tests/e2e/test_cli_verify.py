@@ -65,7 +65,7 @@ def test_what_is_shown_when_it_holds(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     assert out.endswith("\nNothing was lost.\n")
     data = cli.json("verify", "users")
     assert (data["holds"], data["keys"], data["problems"]) == (True, 7, [])
-    assert data["before"]["snapshot_id"] == report.before.id
+    assert data["before"]["snapshot_id"] == str(report.before.id)
 
 
 def test_problems_are_shown_with_their_places_and_the_exit_code_is_1(

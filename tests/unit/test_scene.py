@@ -13,11 +13,12 @@ from tests.support.clock import ManualClock
 from tests.support.compacted import INLINE_CONFIG
 from tests.support.logs import open_log
 
-from lastword import scene
+from lastword import metrics, scene
+from lastword.admin.exposition import exposition
 from lastword.errors import InvalidError
 from lastword.log import Log
 from lastword.record import NewRecord
-from lastword.scene import Story
+from lastword.scene import STORY_TOPIC, Story
 from lastword.scene.code import listing
 
 Frame = dict[str, Any]
@@ -80,7 +81,7 @@ def test_the_walk_goes_from_the_newest_to_the_oldest_with_a_growing_set(log: Log
     assert [frame["keys_seen"] for frame in found] == [1, 2, 2, 2, 3, 3]
     assert run["frames"][0]["phase"] == "seal"
     commit = phase(run, "commit")[0]
-    assert commit["snapshot_id"] == topic.history()[-1].id
+    assert commit["snapshot_id"] == str(topic.history()[-1].id)
     assert commit["first_dirty"] == {"before": 0, "after": 6}
 
 
@@ -187,6 +188,17 @@ def test_between_the_steps_anything_can_be_done() -> None:
         assert story.clock.now_ms() == before_ms + 5000
         with pytest.raises(InvalidError, match="only goes forward"):
             story.move_clock(-1)
+
+
+def test_a_story_counts_in_the_metrics_of_no_topic_of_a_user() -> None:
+    before = exposition(str, None)
+    with Story(ManualClock()) as story:
+        told = [story.advance() for _ in story.steps]
+    assert told[0]["picture"]["topic"] == "users"
+    assert {told[-1]["run"][each]["topic"] for each in ("before", "after")} == {"users"}
+    assert exposition(str, None) == before
+    # It is counted somewhere: without the exposition's filter it would be seen.
+    assert STORY_TOPIC in metrics.exposition()
 
 
 def test_the_folder_goes_with_the_story() -> None:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Records = list[dict[str, Any]]
+
+
+def _number(given: object) -> object:
+    return int(given) if isinstance(given, str) and given.isascii() and given.isdecimal() else given
+
+
+SnapshotId = Annotated[
+    int,
+    BeforeValidator(_number, json_schema_input_type=int | str),
+    Field(description="A snapshot, as in the history."),
+]
 
 
 class _Body(BaseModel):
@@ -61,8 +72,8 @@ class CompactAll(_Body):
 class Verify(_Body):
     """Two snapshots; without them those around the last compaction."""
 
-    before: int | None = None
-    after: int | None = None
+    before: SnapshotId | None = None
+    after: SnapshotId | None = None
 
 
 class Erase(_Body):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import JSONResponse
 
 from lastword.admin import models, views
 from lastword.admin.desk import Desk
@@ -58,12 +59,13 @@ def cookie_of(token: str) -> tuple[str, str]:
 
 def add(app: FastAPI, desk: Desk) -> None:
     """The pages and their own paths."""
-    _add_files(app)
+    overview = views.Overview(desk.log)
+    _add_files(app, overview)
     _add_login(app)
-    _add_views(app, desk)
+    _add_views(app, desk, overview)
 
 
-def _add_files(app: FastAPI) -> None:
+def _add_files(app: FastAPI, overview: views.Overview) -> None:
     files = {
         path.name: _File(
             content := path.read_bytes(),
@@ -83,6 +85,9 @@ def _add_files(app: FastAPI) -> None:
         return Response(file.content, media_type=kind, headers=headers)
 
     async def page(request: Request) -> Response:
+        if request.url.path == "/":
+            # The page will ask for it as soon as its scripts are there.
+            overview.begin()
         return answer(request, "index.html")
 
     for path in PAGES:
@@ -127,28 +132,27 @@ def _add_login(app: FastAPI) -> None:
         return response
 
 
-def _add_views(app: FastAPI, desk: Desk) -> None:
+def _add_views(app: FastAPI, desk: Desk, overview: views.Overview) -> None:
     @app.get("/v1/session", tags=["dashboard"])
     async def session(request: Request) -> Data:
         """Whether it is a login's cookie that lets the asker in."""
         return {"by_cookie": any(name.startswith("lastword_") for name in request.cookies)}
 
-    overview = views.Overview(desk.log)
-
-    @app.get("/v1/views/overview", tags=["dashboard"])
-    def all_topics() -> Data:
+    # These two are large and plain: they go out as they are, without a second look at each value.
+    @app.get("/v1/views/overview", tags=["dashboard"], response_model=Data)
+    def all_topics() -> Response:
         """All topics, a row each: what they have, how dirty they are, what is due and why, what is wrong."""
-        return overview.look()
+        return JSONResponse(overview.look())
 
-    @app.get("/v1/views/topics/{topic}", tags=["dashboard"])
+    @app.get("/v1/views/topics/{topic}", tags=["dashboard"], response_model=Data)
     def one_topic(
         topic: str,
         estimates: Annotated[
             bool, Query(description="Also the garbage of each segment, from the files' footers.")
         ] = False,
-    ) -> Data:
+    ) -> Response:
         """Where a topic's records are along its offsets, who reads them, and its snapshots."""
-        return views.layout(desk.log, topic, estimates=estimates)
+        return JSONResponse(views.layout(desk.log, topic, estimates=estimates))
 
     @app.get("/v1/views/topics/{topic}/settings", tags=["dashboard"])
     def settings(topic: str) -> list[Data]:

@@ -38,8 +38,9 @@ Data = dict[str, Any]
 
 FRESH_S = 2.0
 """So old a view of all topics may be before somebody looks again."""
-WAIT_S = 0.4
-"""So long a request waits for that look; after it, it is answered with what there is."""
+WAIT_S = 0.1
+"""So long a request waits for that look, which is enough for some hundred topics; after it, it is answered with what
+there is, which of more topics is as of the look before."""
 MOST_DRAWN = 240
 """Of more segments in a partition neighbours are drawn as one: a screen has no more room."""
 MOST_FOOTERS = 512
@@ -60,12 +61,15 @@ class Overview:
         self._looked_s = float("-inf")
         self._looking: threading.Thread | None = None
 
+    def begin(self) -> None:
+        """Look, if it is time to, for somebody who is about to ask."""
+        with self._lock:
+            self._start()
+
     def look(self) -> Data:
         """The rows as of a moment ago. Of what has not been looked at yet a row has `pending`, and no numbers."""
         with self._lock:
-            if self._looking is None and monotonic_s() - self._looked_s > FRESH_S:
-                self._looking = threading.Thread(target=self._look, name="lastword-overview", daemon=True)
-                self._looking.start()
+            self._start()
             looking = self._looking
         if looking is not None:
             looking.join(WAIT_S)
@@ -74,6 +78,11 @@ class Overview:
             "now_ms": self._log.clock.now_ms(),
             "topics": [rows.get(name) or self._pending(name) for name in self._names()],
         }
+
+    def _start(self) -> None:
+        if self._looking is None and monotonic_s() - self._looked_s > FRESH_S:
+            self._looking = threading.Thread(target=self._look, name="lastword-overview", daemon=True)
+            self._looking.start()
 
     def _look(self) -> None:
         try:

@@ -10,7 +10,7 @@ from lastword.errors import UnknownPartitionError
 from lastword.operations.describing import unsealed_records
 from lastword.operations.text import age
 from lastword.operations.topics import Data, Progress, no_progress
-from lastword.record_json import json_bytes
+from lastword.record_json import json_bytes, snapshot_id_text
 
 if TYPE_CHECKING:
     from lastword.compaction.job import CompactionReport, PartitionReport
@@ -206,7 +206,7 @@ def _partition_data(report: PartitionReport) -> dict[str, Any]:
 
 def _snapshot_data(snapshot: Snapshot, records: int) -> Data:
     return {
-        "snapshot_id": snapshot.id,
+        "snapshot_id": snapshot_id_text(snapshot.id),
         "committed_ms": snapshot.committed_ms,
         "operation": snapshot.operation,
         "records": records,

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import InvalidConfigError, InvalidError, UnknownTopicError
+from lastword.record_json import snapshot_id_text
 
 if TYPE_CHECKING:
     from lastword.config import EffectiveSetting
@@ -110,7 +111,7 @@ def seal(log: Log, name: str, *, progress: Progress = no_progress) -> Data:
         "wal_files": report.files,
         "wal_bytes": report.wal_bytes,
         "duration_s": round(report.duration_s, 3),
-        "snapshot_id": report.snapshot_id,
+        "snapshot_id": snapshot_id_text(report.snapshot_id),
         "problems": [{"partition": partition, "problem": why} for partition, why in report.problems],
     }
 
@@ -135,8 +136,8 @@ def _setting_data(setting: EffectiveSetting) -> dict[str, str]:
 
 def _snapshot_data(snapshot: Snapshot) -> Data:
     return {
-        "snapshot_id": snapshot.id,
-        "parent_id": snapshot.parent_id,
+        "snapshot_id": snapshot_id_text(snapshot.id),
+        "parent_id": snapshot_id_text(snapshot.parent_id),
         "committed_ms": snapshot.committed_ms,
         "operation": snapshot.operation,
         "details": dict(snapshot.details),

@@ -9,6 +9,7 @@ Everything that is returned is plain data for JSON. Of long values there is only
 """
 
 from lastword.scene.frames import MAX_RECORDS, finish, perform, picture, rehearse
+from lastword.scene.story import TOPIC as STORY_TOPIC
 from lastword.scene.story import Story
 
-__all__ = ["MAX_RECORDS", "Story", "finish", "perform", "picture", "rehearse"]
+__all__ = ["MAX_RECORDS", "STORY_TOPIC", "Story", "finish", "perform", "picture", "rehearse"]

@@ -34,7 +34,7 @@ from lastword.explain import PartitionExplanation, Question, explain_partition
 from lastword.explain.data import beginning, record_data
 from lastword.log import Log
 from lastword.reader import to_records
-from lastword.record_json import json_bytes
+from lastword.record_json import json_bytes, snapshot_id_text
 from lastword.scene import code
 from lastword.scene.walk import WalkStep, walk
 from lastword.segments.table import Segment, Snapshot
@@ -96,7 +96,7 @@ def finish(log: Log, rehearsed: Data) -> Data:
     return {
         **rehearsed,
         "frames": _numbered(frames),
-        "committed": {"snapshot_id": committed.id, "details": dict(committed.details)},
+        "committed": {"snapshot_id": snapshot_id_text(committed.id), "details": dict(committed.details)},
         "after": after,
     }
 
@@ -146,7 +146,7 @@ def _picture(log: Log, topic: Topic, explained: PartitionExplanation) -> Data:
         "topic": topic.name,
         "partition": explained.partition,
         "now_ms": log.clock.now_ms(),
-        "snapshot_id": topic.table.snapshot().id,
+        "snapshot_id": snapshot_id_text(topic.table.snapshot().id),
         "log_start": explained.log_start,
         "first_dirty": explained.first_dirty,
         "sealed_end": explained.sealed_end,
@@ -287,8 +287,8 @@ def _commit_frame(before: Snapshot, committed: Snapshot, partition: int) -> Data
     return {
         "phase": "commit",
         "line": "commit.swap",
-        "snapshot_id": committed.id,
-        "parent_id": committed.parent_id,
+        "snapshot_id": snapshot_id_text(committed.id),
+        "parent_id": snapshot_id_text(committed.parent_id),
         "details": dict(committed.details),
         "first_dirty": {"before": was.first_dirty, "after": now.first_dirty},
         "text": f"One commit makes all of it real: snapshot {committed.id}.",
@@ -309,11 +309,11 @@ def _later_frames(after: Data) -> Iterator[Data]:
                 }
 
 
-def _commit_since(topic: Topic, snapshot_id: int | None, partition: int) -> tuple[Snapshot, Snapshot] | None:
+def _commit_since(topic: Topic, snapshot_id: str | None, partition: int) -> tuple[Snapshot, Snapshot] | None:
     """The last compaction of a partition since a snapshot, and the snapshot that it was made on."""
     history = topic.history()
     by_id = {each.id: each for each in history}
-    ids = [each.id for each in history]
+    ids = [snapshot_id_text(each.id) for each in history]
     since = history[ids.index(snapshot_id) + 1 :] if snapshot_id in ids else history
     for snapshot in reversed(since):
         parent = by_id.get(snapshot.parent_id)

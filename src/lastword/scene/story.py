@@ -18,7 +18,9 @@ from lastword.errors import InvalidError
 from lastword.record import NewRecord
 from lastword.scene.frames import Data, perform, picture
 
-TOPIC = "users"
+TOPIC = "lastword-story-e37b0c1e5f4a4b0f9d4f9a6c2d8e71b5"
+"""No topic of a user has this name, so what a story does is not counted as theirs. The metrics leave it out."""
+SHOWN_AS = "users"
 DELETE_RETENTION_MS = 60 * 60 * 1000
 
 _CONFIG: dict[str, object] = {
@@ -59,7 +61,7 @@ class _Step:
 
 
 class Story:
-    """A log with the topic `users`, and the steps of the story. Close it, or use it in a `with` statement."""
+    """A log with a topic that is shown as `users`, and the steps of the story. Close it, or use it in a `with` statement."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = MovableClock(clock)
@@ -102,7 +104,7 @@ class Story:
     # ---------------------------------------------------------------------------------------- what can be done
 
     def picture(self) -> Data:
-        return {"picture": picture(self.log, TOPIC), "clock_ahead_ms": self.clock.ahead_ms}
+        return {"picture": _shown(picture(self.log, TOPIC)), "clock_ahead_ms": self.clock.ahead_ms}
 
     def produce(self, *records: tuple[str | None, str | None]) -> Data:
         """Append records, given as keys and values; a value of None deletes the key."""
@@ -120,11 +122,17 @@ class Story:
 
     def compact(self) -> Data:
         """Seal and compact, really: `run` has the frames of it."""
-        return {"run": perform(self.log, TOPIC), "clock_ahead_ms": self.clock.ahead_ms}
+        run = perform(self.log, TOPIC)
+        pictures = {each: _shown(run[each]) for each in ("before", "after")}
+        return {"run": {**_shown(run), **pictures}, "clock_ahead_ms": self.clock.ahead_ms}
 
     def move_clock(self, duration_ms: int) -> Data:
         self.clock.move(duration_ms)
         return self.picture()
+
+
+def _shown(told: Data) -> Data:
+    return {**told, "topic": SHOWN_AS}
 
 
 _STEPS: tuple[_Step, ...] = (

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tests.support.cli import wait_until
 from tests.support.clock import ManualClock
 from tests.support.compacted import INLINE_CONFIG
 from tests.support.logs import open_log
 
-from lastword.admin import views
+from lastword.admin import models, views
 from lastword.errors import InvalidConfigError, UnknownTopicError
 from lastword.log import Log
+from lastword.operations import topics
 from lastword.record import NewRecord
+from lastword.record_json import snapshot_id_text
 
 
 @pytest.fixture
@@ -105,6 +108,25 @@ def test_many_segments_are_drawn_as_few(log: Log, monkeypatch: pytest.MonkeyPatc
     ]
     assert drawn == [(0, 2, 3, 3, 3), (3, 4, 2, 1, 2)]
     assert partition["segment_count"] == 5
+
+
+@pytest.mark.parametrize("given", [2**63 - 25, str(2**63 - 25)])
+def test_ids_of_snapshots_are_taken_as_numbers_and_as_text(given: int | str) -> None:
+    assert models.Verify.model_validate({"before": given}).before == 2**63 - 25
+    for wrong in (1.5, True, "12a", "-1", "", "²"):
+        with pytest.raises(ValidationError):
+            models.Verify.model_validate({"before": wrong})
+
+
+def test_ids_of_snapshots_are_text_wherever_json_is_made(log: Log) -> None:
+    """A browser rounds 2**63 - 25 to another number."""
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic.append("a", "1")
+    sealed = topics.seal(log, "t")
+    history = topics.history(log, "t")["snapshots"]
+    assert sealed["snapshot_id"] == history[-1]["snapshot_id"] == str(topic.history()[-1].id)
+    assert [each["parent_id"] for each in history] == [None, history[0]["snapshot_id"]]
+    assert snapshot_id_text(2**63 - 25) == "9223372036854775783"
 
 
 def test_snapshots_are_text_and_tell_what_a_run_did(log: Log) -> None:
