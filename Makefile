@@ -5,19 +5,20 @@
 # make peers   beside a real Kafka and its clients, from Maven's jars
 # make fuzz    a million frames that are no requests, against the Kafka endpoint
 # make bench   the benchmarks of docs/benchmarks.md
+# make bench-peers   those beside a real Kafka and beside table formats, and their pictures
 # make clean   remove what make made
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo test check crash peers fuzz bench clean java tools
+.PHONY: demo test check crash peers fuzz bench bench-peers clean java tools
 
 demo: $(READY) java
 	@$(PYTHON) -m demo
 
 test: $(READY) java tools
-	$(PYTHON) -m pytest -m "not soak and not peers" -n 2 --dist loadfile
+	$(PYTHON) -m pytest -m "not soak and not peers" -n 3 --dist loadfile
 
 check: $(READY)
 	$(VENV)/bin/ruff format --check .
@@ -36,6 +37,11 @@ fuzz: $(READY)
 
 bench: $(READY) java postgres
 	$(PYTHON) -m bench
+
+bench-peers: $(READY) java
+	$(PYTHON) -W ignore -m bench.kafka --json bench/results/kafka.json
+	$(PYTHON) -W ignore -m bench.tables --json bench/results/tables.json
+	$(PYTHON) -m bench.picture --fill docs/benchmarks.md
 
 $(READY): pyproject.toml constraints.txt scripts/make-venv
 	scripts/make-venv $(VENV)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from lastword.log import Log
 # Examples are judged by what they find, never by how long one took on a busy machine.
 hypothesis.settings.register_profile("lastword", deadline=None)
 hypothesis.settings.load_profile("lastword")
+
+# A job in the background of a shell ignores it, and so would every command that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -64,6 +64,8 @@ class PowerCut:
         self.syncs = 0
         self.synced = Image()
         self.last: Image | None = None
+        self._looking = threading.Lock()
+        self._is_told = False
         self._kept: dict[str, Callable[..., Any]] = {}
         self._remember_all(folder)
 
@@ -85,15 +87,20 @@ class PowerCut:
 
     def cut(self) -> None:
         """See what is there at this moment; what happens afterwards did not happen."""
-        if self.last is None:
-            self.last = Image()
-            _look(self.folder, self.last)
+        with self._looking:
+            if self.last is None:
+                self.last = Image()
+                _look(self.folder, self.last)
+        self._is_told |= threading.current_thread() is threading.main_thread()
 
     def _watched(self, call: Callable[[int], None]) -> Callable[[int], None]:
         def sync(fd: int) -> None:
             path = Path(f"/proc/self/fd/{fd}").readlink()
             if path == self.folder.parent and self.last is None:
                 _look(path, self.synced, only=self.folder.name)
+            if self.last is not None and self._is_main_untold():
+                # Another thread's sync was the last. Nothing may follow, in the picture of it, from this one.
+                raise CutError
             if self.last is not None or not path.is_relative_to(self.folder):
                 # The power is gone, or it is no disk of ours.
                 return call(fd)
@@ -103,12 +110,19 @@ class PowerCut:
                 self._remember(fd)
             if is_last:
                 self.cut()
-                # Another thread goes on into the void; whoever hears from this process knows that it is gone.
+                # Another thread goes on into the void, until its next sync.
                 if threading.current_thread() is threading.main_thread():
                     raise CutError
             return None
 
         return sync
+
+    def _is_main_untold(self) -> bool:
+        if threading.current_thread() is not threading.main_thread() or self._is_told:
+            return False
+        self._is_told = True
+        with self._looking:
+            return True
 
     def _remember(self, fd: int) -> None:
         status = os.fstat(fd)
