@@ -5,6 +5,7 @@ Tests replace `fdatasync` and `write` here to see what a failing or lossy disk d
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,10 @@ write = os.write
 writev = os.writev
 
 MAX_PIECES = 512
+
+# Linux only, and not in Python's os.
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
@@ -39,6 +44,16 @@ def write_pieces(fd: int, pieces: Sequence[bytes | bytearray | memoryview]) -> N
 
 def sync_data(fd: int) -> None:
     fdatasync(fd)
+
+
+def begin_write_out(fd: int, position: int, size_bytes: int) -> None:
+    """Have the system begin to write a part of a file to the disk, where it can be told to; nothing is waited for.
+
+    A large file that is synced only at its end holds up every other sync on the same file system while it is written.
+    """
+    if _sync_file_range is not None:
+        # Whether it worked is of no importance: the sync that counts comes later.
+        _sync_file_range(fd, ctypes.c_int64(position), ctypes.c_int64(size_bytes), _SYNC_FILE_RANGE_WRITE)
 
 
 def sync_folder(folder: Path) -> None:

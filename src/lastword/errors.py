@@ -8,6 +8,7 @@ LastwordError
 │   ├── UnknownTopicError
 │   ├── UnknownPartitionError
 │   ├── UnknownSourceError
+│   ├── UnknownGroupError
 │   ├── InvalidRecordError     a record that may not be appended
 │   │   ├── InvalidTimestampError
 │   │   ├── RecordTooLargeError
@@ -57,6 +58,10 @@ class UnknownPartitionError(InvalidError):
 
 class UnknownSourceError(InvalidError):
     """No source of that name was ever run on the data folder."""
+
+
+class UnknownGroupError(InvalidError):
+    """No consumer group has that name."""
 
 
 class InvalidRecordError(InvalidError):

@@ -145,6 +145,8 @@ class Log:
         _check_folder(self.path, create=create and self._writes)
         self._topics: dict[str, Topic] = {}
         self._topics_lock = threading.RLock()
+        self.altering = threading.RLock()
+        """Held while settings are changed, and by whoever changes them by what they are."""
         self._maintenance_lock = threading.RLock()
         self._maintenance_depth = 0
         self._closed = False
@@ -256,6 +258,17 @@ class Log:
         partitions: int | None = None,
     ) -> Topic:
         """Change settings of a topic, take them back, or add partitions. Everything is applied, or nothing."""
+        with self.altering:
+            return self._alter_topic(name, set_config=set_config, unset=unset, partitions=partitions)
+
+    def _alter_topic(
+        self,
+        name: str,
+        *,
+        set_config: Mapping[str, object] | None,
+        unset: Iterable[str],
+        partitions: int | None,
+    ) -> Topic:
         self._check_writer()
         check_not_internal(name, "altered")
         topic = self.topic(name)

@@ -170,3 +170,23 @@ def test_a_warehouse_with_spaces_and_percent_signs(tmp_path: Path) -> None:
     assert sum(batch.num_rows for batch in table.read(segment)) == 10
     assert table.collect(older_than_ms=2**50).files == ()
     place.close()
+
+
+def test_a_large_file_goes_to_disk_bit_by_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[int, int, int]] = []
+    begin = disk.begin_write_out
+
+    def logged(fd: int, position: int, size_bytes: int) -> None:
+        begin(fd, position, size_bytes)
+        begun.append((position, size_bytes, Path(f"/proc/self/fd/{fd}").stat().st_size))
+
+    monkeypatch.setattr(disk, "begin_write_out", logged)
+    path = tmp_path / "folder" / "file"
+    data = bytes(range(256)) * 4096
+    with SyncedFileIO().new_output(str(path)).create() as stream:
+        for _ in range(10):
+            stream.write(data)
+        stream.write(b"end")
+    assert path.read_bytes() == data * 10 + b"end"
+    # Each part was in the file before, and begins where the last one ended.
+    assert begun == [(0, 4 << 20, 4 << 20), (4 << 20, 4 << 20, 8 << 20)]

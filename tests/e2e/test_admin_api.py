@@ -270,12 +270,21 @@ def test_groups_are_listed_described_and_deleted(api: httpx.Client, topic: str, 
         assert len(found["member_list"]) == 1
         (offset,) = [each for each in found["offsets"] if each["partition"] == 0]
         assert (offset["offset"], offset["log_end"], offset["behind"]) == (1, 2, 1)
+        (member,) = found["member_list"]
+        assert offset["member_id"] == member["member_id"]
+        assert {"topic": topic, "partition": 0} in member["partitions"]
+        (listed,) = [each for each in api.get("/v1/groups").json() if each["group"] == "readers"]
+        assert listed["topics"] == [topic]
+        assert listed["behind"] == sum(each["behind"] for each in found["offsets"])
+        line = f'lastword_group_lag{{group="readers",partition="0",topic="{topic}"}} 1.0'
+        assert line in api.get("/metrics").text
         assert "has members" in detail(api.delete("/v1/groups/readers"), 400)
     finally:
         consumer.close()
     wait_until(lambda: api.get("/v1/groups/readers").json()["state"] == "Empty")
     assert api.delete("/v1/groups/readers").json() == {"group": "readers", "deleted": True}
-    assert "there is no group" in detail(api.get("/v1/groups/readers"), 400)
+    assert "there is no group" in detail(api.get("/v1/groups/readers"), 404)
+    assert "there is no group" in detail(api.delete("/v1/groups/readers"), 404)
 
 
 # ------------------------------------------------------------------------------------- who may ask, health

@@ -46,6 +46,7 @@ from tests.support.kafka_clients import (
 )
 from tests.support.raw_client import RawClient
 
+from lastword.broker.kafka_settings import KAFKA_SETTINGS
 from lastword.config.keys import BROKER_SETTINGS, TOPIC_SETTINGS
 from lastword.errors import UnknownTopicError
 
@@ -229,7 +230,7 @@ class TestDescribeConfigs:
     def test_topic(self, broker: RunningBroker) -> None:
         create_topic(broker.address, "t", cleanup_policy="compact")
         found = topic_config(broker, "t")
-        assert set(found) == {setting.key for setting in TOPIC_SETTINGS}
+        assert set(found) == {setting.key for setting in TOPIC_SETTINGS} | set(KAFKA_SETTINGS)
         policy, retention, segment = (
             found[key] for key in ("cleanup.policy", "retention.ms", "segment.bytes")
         )
@@ -388,6 +389,84 @@ class TestAlterConfigs:
             "Settings of the broker can't be changed while it runs: num.partitions. "
             "Change them in its configuration file and start it again."
         )
+
+    def test_changes_at_the_same_time_are_all_kept(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t", cleanup_policy="compact")
+        keys = ["retention.ms", "retention.bytes", "delete.retention.ms", "segment.ms", "segment.bytes"]
+        clients = [admin(broker.address) for _ in keys]
+        for value in range(1_000_000, 1_000_005):
+            # At the server at the same time, each on a connection of its own; and one that is not Kafka's.
+            asked = [
+                client.incremental_alter_configs([change("t", (key, str(value), SET))])
+                for client, key in zip(clients, keys, strict=True)
+            ]
+            broker.log.alter_topic("t", set_config={"min.compaction.lag.ms": value})
+            for each in asked:
+                result(each)
+            expected = dict.fromkeys([*keys, "min.compaction.lag.ms"], str(value))
+            assert broker.log.topic("t").config == {"cleanup.policy": "compact", **expected}
+
+
+HARMLESS = {
+    "min.insync.replicas": "1",
+    "compression.type": "zstd",
+    "unclean.leader.election.enable": "true",
+    "flush.messages": "1",
+    "flush.ms": "1000",
+    "segment.jitter.ms": "5",
+    "remote.storage.enable": "true",
+}
+
+
+class TestKafkasOwnSettings:
+    """Settings that tools set as a matter of course and that mean nothing here."""
+
+    def test_taken_and_shown_as_what_holds(self, broker: RunningBroker) -> None:
+        client = admin(broker.address)
+        result(client.create_topics([NewTopic("t", 1, 1, config={**HARMLESS, "retention.ms": "5"})]))
+        entries = [(name, value, SET) for name, value in HARMLESS.items()]
+        result(client.incremental_alter_configs([change("t", *entries)]))
+        result(client.incremental_alter_configs([change("t", ("compression.type", None, DELETE))]))
+        assert broker.log.topic("t").config == {"retention.ms": "5"}
+        found = topic_config(broker, "t")
+        shown = {name: found[name].value for name in HARMLESS}
+        assert shown == {
+            "min.insync.replicas": "1",
+            "compression.type": "producer",
+            "unclean.leader.election.enable": "false",
+            "flush.messages": "1",
+            "flush.ms": str(2**63 - 1),
+            "segment.jitter.ms": "0",
+            "remote.storage.enable": "true",
+        }
+        assert all(found[name].is_read_only for name in HARMLESS)
+
+    def test_what_was_described_can_be_sent_back(self, broker: RunningBroker) -> None:
+        create_topic(broker.address, "t", cleanup_policy="compact")
+        everything = {name: each.value for name, each in topic_config(broker, "t").items() if each.value}
+        with pytest.warns(DeprecationWarning):
+            asked = admin(broker.address).alter_configs(
+                [ConfigResource(Resource.TOPIC, "t", set_config=everything)]
+            )
+        result(asked)
+        assert broker.log.topic("t").settings.compacts
+
+    @pytest.mark.parametrize(
+        ("name", "value", "message"),
+        [
+            ("min.insync.replicas", "2", "there is one broker"),
+            ("min.insync.replicas", "0", "allowed: a whole number from 1"),
+            ("compression.type", "best", "allowed: `producer`"),
+            ("remote.storage.enable", "false", "always in the warehouse"),
+        ],
+    )
+    def test_refused(self, broker: RunningBroker, name: str, value: str, message: str) -> None:
+        client = admin(broker.address)
+        new = NewTopic("t", 1, 1, config={name: value})
+        assert message in message_of(client.create_topics([new]))
+        assert message in message_of(client.create_topics([new], validate_only=True))
+        create_topic(broker.address, "t")
+        assert message in message_of(client.incremental_alter_configs([change("t", (name, value, SET))]))
 
 
 class TestCluster:

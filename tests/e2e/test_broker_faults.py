@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -18,7 +20,9 @@ from tests.support.small_disk import small_disk
 
 from lastword.broker import mender, server
 from lastword.broker.errors import ErrorCode
+from lastword.broker.groups.records import group_record
 from lastword.broker.wire import APIS, FETCH
+from lastword.errors import LastwordError, RecordTooLargeError
 from lastword.topic import Topic
 from lastword.wal.producers import FILE_NAME as PRODUCERS_FILE
 
@@ -132,6 +136,27 @@ def test_commits_go_on_after_an_unexpected_error(
     assert not faults
     assert client.committed(offsets, 10)[0].offset == 7
     client.close()
+
+
+def test_what_is_too_large_fails_alone(broker: RunningBroker) -> None:
+    """Everything that waits for the same write is tried again one by one."""
+    store = broker.broker.group_service._store
+    results: dict[str, LastwordError | None] = {}
+    written = threading.Semaphore(0)
+
+    def done(name: str, error: LastwordError | None) -> None:
+        results[name] = error
+        written.release()
+
+    def queue() -> None:
+        for name, size_bytes in (("before", 10), ("large", 17 << 20), ("after", 10)):
+            store.write([group_record(name, None), (name.encode(), bytes(size_bytes))], partial(done, name))
+
+    broker.on_loop(queue)
+    for _ in range(3):
+        assert written.acquire(timeout=60)
+    assert isinstance(results.pop("large"), RecordTooLargeError)
+    assert results == {"before": None, "after": None}
 
 
 def test_a_connection_that_cant_be_taken_is_tried_again(

@@ -15,11 +15,14 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from kafka import KafkaProducer
+from kafka.protocol.producer import ProduceRequest, ProduceResponse
 from tests.support.broker import RunningBroker, running_broker
 from tests.support.kafka_clients import LEAVES_SOCKETS, collected  # noqa: F401
+from tests.support.raw_client import RawClient
 
 import lastword
-from lastword.record import Record
+from lastword import batch
+from lastword.record import NewRecord, Record
 
 pytestmark = LEAVES_SOCKETS
 
@@ -149,6 +152,30 @@ def test_timestamps_that_are_too_far_off_are_refused(broker: RunningBroker) -> N
     )
     producer.flush(10)
     assert [error.code() for error in failed] == [KafkaError.INVALID_TIMESTAMP]
+
+
+def test_the_log_start_is_answered(broker: RunningBroker) -> None:
+    topic = broker.log.create_topic("t")
+    for number in range(5):
+        topic.append("k", str(number))
+    topic.delete_records({0: 3})
+    records = batch.encode([NewRecord(key=b"k", value=b"v")], now_ms=1)
+    request_class = ProduceRequest.TopicProduceData
+    data = request_class(
+        name="t", partition_data=[request_class.PartitionProduceData(index=0, records=records)]
+    )
+    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=1000, topic_data=[data])
+    deadline = time.monotonic() + 30
+    with RawClient(broker.address) as client:
+        while True:
+            (answered,) = client.ask(request, ProduceResponse, 8).responses
+            (partition,) = answered.partition_responses
+            assert partition.error_code == 0
+            if partition.log_start_offset != -1:
+                break
+            # The table is being looked at, which no produce waits for.
+            assert time.monotonic() < deadline
+    assert partition.log_start_offset == 3
 
 
 def test_transactions_are_refused_quickly(broker: RunningBroker) -> None:

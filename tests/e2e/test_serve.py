@@ -39,6 +39,17 @@ def test_it_is_ready_when_it_says_so(server: Server) -> None:
     assert set(server.started["processes"]) == {"broker", "worker"}
 
 
+def test_the_worker_gives_way_to_the_broker_with_all_its_threads(server: Server) -> None:
+    nice = {name: psutil.Process(server.child(name).pid).nice() for name in ("broker", "worker")}
+    assert nice["worker"] == min(19, nice["broker"] + 10)
+    threads = Path(f"/proc/{server.child('worker').pid}/task")
+    assert {psutil.Process(int(each.name)).nice() for each in threads.iterdir()} == {nice["worker"]}
+    # Where sessions are weighed against each other, the processes' own values count for nothing.
+    session = Path(f"/proc/{server.child('worker').pid}/autogroup")
+    if session.exists():
+        assert session.read_text().split()[-1] == str(nice["worker"])
+
+
 def test_a_worker_that_is_killed_is_started_again_and_counted(server: Server) -> None:
     cli = Cli(server.data)
     before = server.child("worker").restarts

@@ -20,6 +20,8 @@ from lastword.operations import describing, records, topics, wal
 from lastword.record_json import Parsed, parse_record
 
 Data = dict[str, Any]
+AskGroups = Callable[[Callable[[GroupAdmin], Any]], Any]
+"""Calls the coordinator on the broker's loop, and waits for what it says."""
 
 MAX_RECORDS = 10_000
 MAX_BYTES = 16 << 20
@@ -76,8 +78,9 @@ def build(
     _add_topics(app, desk)
     _add_records(app, desk)
     _add_jobs(app, desk, jobs, erased)
-    _add_groups(app, desk, broker, groups)
-    _add_health(app, desk, broker, sources_problem)
+    ask_groups = _group_desk(broker, groups)
+    _add_groups(app, ask_groups)
+    _add_health(app, desk, broker, sources_problem, ask_groups)
     connectors.add(app, desk)
     pages.add(app, desk)
     scenes.add(app, desk, jobs, stories or scenes.Stories())
@@ -294,12 +297,10 @@ def _add_jobs(app: FastAPI, desk: Desk, jobs: Jobs, erased: Callable[[str], None
         return await jobs.answer(request, worker.job("run_all"))
 
 
-def _add_groups(
-    app: FastAPI,
-    desk: Desk,
+def _group_desk(
     broker: Callable[[], tuple[health.Listens | None, asyncio.AbstractEventLoop | None]],
     groups: Callable[[], GroupAdmin | None],
-) -> None:
+) -> AskGroups:
     def ask(call: Callable[[GroupAdmin], Any]) -> Any:
         coordinator, (_, loop) = groups(), broker()
         if coordinator is None or loop is None:
@@ -309,9 +310,13 @@ def _add_groups(
         except TimeoutError:
             raise UnavailableError(f"The coordinator has not answered within {GROUPS_S:g} s.") from None
 
+    return ask
+
+
+def _add_groups(app: FastAPI, ask: AskGroups) -> None:
     @app.get("/v1/groups", tags=["groups"])
     def list_groups() -> list[Data]:
-        """The consumer groups that are known."""
+        """The consumer groups that are known, and how far each is behind."""
         found: list[Data] = ask(lambda coordinator: coordinator.list_groups())
         return found
 
@@ -319,11 +324,6 @@ def _add_groups(
     def describe_group(group: str) -> Data:
         """A consumer group: its state, members, committed offsets, and how far it is behind."""
         found: Data = ask(lambda coordinator: coordinator.describe_group(group))
-        names = {each["topic"] for each in found["offsets"]}
-        ends = {name: desk.log.topic(name).extents() for name in names}
-        for each in found["offsets"]:
-            each["log_end"] = ends[each["topic"]][each["partition"]].log_end
-            each["behind"] = max(0, each["log_end"] - each["offset"])
         return found
 
     @app.delete("/v1/groups/{group}", tags=["groups"])
@@ -338,6 +338,7 @@ def _add_health(
     desk: Desk,
     broker: Callable[[], tuple[health.Listens | None, asyncio.AbstractEventLoop | None]],
     sources_problem: Callable[[], str | None],
+    ask_groups: AskGroups,
 ) -> None:
     @app.get("/v1/status", tags=["health"])
     def status() -> Data:
@@ -359,5 +360,7 @@ def _add_health(
     @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
     def metrics() -> Response:
         """The metrics of all processes, in Prometheus' text form."""
-        text = exposition.exposition(desk.worker.metrics, running.load(desk.log.path))
+        text = exposition.exposition(
+            desk.worker.metrics, running.load(desk.log.path), lambda: ask_groups(lambda groups: groups.lags())
+        )
         return Response(text, media_type=exposition.CONTENT_TYPE)

@@ -26,11 +26,15 @@ class GroupAdmin(Protocol):
     async def list_groups(self) -> list[dict[str, Any]]: ...
 
     async def describe_group(self, group: str) -> dict[str, Any]:
-        """InvalidError if there is no such group."""
+        """UnknownGroupError if there is no such group."""
+        ...
+
+    async def lags(self) -> list[tuple[str, str, int, int]]:
+        """Group, topic, partition, and how far the first is behind in the last."""
         ...
 
     async def delete_group(self, group: str) -> None:
-        """InvalidError if there is no such group, or it has members."""
+        """UnknownGroupError if there is no such group, InvalidError if it has members."""
         ...
 
 

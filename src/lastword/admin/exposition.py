@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from lastword import metrics
+from lastword import metrics, scene
 from lastword.errors import UnavailableError
 from lastword.running import RunningServer
 
@@ -24,8 +24,12 @@ logger = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def exposition(worker: Callable[[], str], server: RunningServer | None) -> str:
-    """The metrics of this process, of the worker, which may not answer just now, and of their supervisor."""
+Lags = Callable[[], list[tuple[str, str, int, int]]]
+"""Group, topic, partition, and how far the first is behind in the last."""
+
+
+def exposition(worker: Callable[[], str], server: RunningServer | None, lags: Lags = list) -> str:
+    """The metrics of this process and its groups, of the worker, which may not answer just now, and of the supervisor."""
     families = list(metrics.REGISTRY.collect())
     is_up = True
     try:
@@ -34,6 +38,7 @@ def exposition(worker: Callable[[], str], server: RunningServer | None) -> str:
         logger.debug("the worker's metrics are left out: %s", error)
         is_up = False
     families += _supervised(server, worker_is_up=is_up)
+    families += _behind(lags)
     registry = CollectorRegistry()
     registry.register(_Merged(families))
     return generate_latest(registry).decode()
@@ -52,7 +57,11 @@ class _Merged(Collector):
             into = merged.setdefault(
                 family.name, Metric(family.name, family.documentation, family.type, family.unit)
             )
-            into.samples.extend(each for each in family.samples if not each.name.endswith("_created"))
+            into.samples.extend(
+                each
+                for each in family.samples
+                if not each.name.endswith("_created") and each.labels.get("topic") != scene.STORY_TOPIC
+            )
         for family in merged.values():
             family.samples = _summed(family.samples)
             yield family
@@ -82,3 +91,18 @@ def _supervised(server: RunningServer | None, *, worker_is_up: bool) -> Iterator
         restarts.add_metric([name], child.restarts)
     yield restarts
     yield up
+
+
+def _behind(lags: Lags) -> Iterator[Metric]:
+    """Asked for at each scrape, so that what is gone is not shown any more."""
+    family = GaugeMetricFamily(
+        "lastword_group_lag",
+        "Offsets between what a consumer group has committed and the log end.",
+        labels=["group", "topic", "partition"],
+    )
+    try:
+        for group, topic, partition, behind in lags():
+            family.add_metric([group, topic, str(partition)], behind)
+    except UnavailableError as error:
+        logger.debug("the lag of groups is left out: %s", error)
+    yield family

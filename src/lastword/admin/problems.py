@@ -23,6 +23,7 @@ _STATUS: tuple[tuple[type[LastwordError], HTTPStatus], ...] = (
     (errors.UnknownTopicError, HTTPStatus.NOT_FOUND),
     (errors.UnknownPartitionError, HTTPStatus.NOT_FOUND),
     (errors.UnknownSourceError, HTTPStatus.NOT_FOUND),
+    (errors.UnknownGroupError, HTTPStatus.NOT_FOUND),
     (errors.TopicExistsError, HTTPStatus.CONFLICT),
     (errors.RecordTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     (errors.InvalidError, HTTPStatus.BAD_REQUEST),

@@ -21,6 +21,7 @@ from typing import Final
 
 from lastword import batch, metrics
 from lastword.broker.errors import ErrorCode, code_of
+from lastword.broker.partitions import TopicView
 from lastword.clock import Clock
 from lastword.errors import LastwordError
 from lastword.topic import Topic
@@ -42,6 +43,7 @@ class Append:
     data: memoryview
     done: Callable[[], None]
     """Called on the loop."""
+    view: TopicView | None = None
     code: ErrorCode = ErrorCode.NONE
     message: str | None = None
     base_offset: int = -1

@@ -1,7 +1,8 @@
 """DescribeConfigs, AlterConfigs and IncrementalAlterConfigs.
 
 A topic's settings can be changed while the broker runs, those of the broker only in its file. Kafka knows no
-namespaces: a setting that comes from one is shown as one of the broker's.
+namespaces: a setting that comes from one is shown as one of the broker's. Settings of Kafka's that mean nothing here
+(kafka_settings.py) are shown as what holds, and as read-only.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final
 
 from kafka.protocol.admin import (
@@ -20,6 +22,7 @@ from kafka.protocol.admin import (
 )
 
 from lastword.broker.errors import ErrorCode, code_of
+from lastword.broker.kafka_settings import KAFKA_SETTINGS, KafkaSetting, own_settings
 from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
 from lastword.broker.wire import Handler, Peer, Request
@@ -93,10 +96,12 @@ def described_topic_config(config: BrokerConfig, name: str, own: Mapping[str, st
     levels = [config.explain(name, own), config.explain(name), config.explain()]
     if is_internal(name):
         levels = levels[:1]
-    return [
+    described = [
         _described(effective, synonyms, read_only=is_internal(name))
         for effective, *synonyms in zip(*map(_topic_settings, levels), strict=True)
     ]
+    described += [_described_as_held(each, config) for each in KAFKA_SETTINGS.values()]
+    return sorted(described, key=lambda each: each.name)
 
 
 def described_broker_config(config: BrokerConfig) -> list[DescribedSetting]:
@@ -164,6 +169,7 @@ class ConfigHandlers:
         """Kafka's old way: what is given holds, what is not given is taken back."""
 
         def changed(_topic: Topic, configs: Any) -> dict[str, object]:
+            # A client that reads, changes and sends all of them sends Kafka's, too.
             return {each.name: each.value for each in configs}
 
         results = await self._alter(request.message, changed)
@@ -190,8 +196,9 @@ class ConfigHandlers:
                 if counts[resource.resource_type, resource.resource_name] > 1:
                     raise InvalidError(f"{resource.resource_name!r} is named twice")
                 topic = self._to_alter(resource)
-                own = changed(topic, resource.configs)
-                await self._node.call_slow(self._apply, topic, own, bool(message.validate_only))
+                await self._node.call_slow(
+                    self._apply, topic, partial(changed, topic, resource.configs), bool(message.validate_only)
+                )
             except LastwordError as error:
                 code, text = code_of(error), str(error)
             results.append(
@@ -227,7 +234,7 @@ class ConfigHandlers:
             if each.config_operation == Operation.SET:
                 own[each.name] = each.value
             elif each.config_operation == Operation.DELETE:
-                if each.name not in TOPIC_KEYS:
+                if each.name not in TOPIC_KEYS and each.name not in KAFKA_SETTINGS:
                     # For the error that says what was meant.
                     check_topic_config({each.name: ""}, where=where)
                 own.pop(each.name, None)
@@ -242,6 +249,8 @@ class ConfigHandlers:
 
     def _changed_list(self, topic: Topic, change: Any) -> str:
         where = f"topic {topic.name!r}"
+        if change.name in KAFKA_SETTINGS:
+            return str(change.value or "")
         if change.name != "cleanup.policy":
             check_topic_config({change.name: ""} if change.name not in TOPIC_KEYS else {}, where=where)
             raise InvalidConfigError(f"{where}: {change.name} is not a list; only lists can be appended to")
@@ -251,13 +260,16 @@ class ConfigHandlers:
             return ",".join(dict.fromkeys([*now, *given]))
         return ",".join(part for part in now if part not in given)
 
-    def _apply(self, topic: Topic, own: Mapping[str, object], is_trial: bool) -> None:
+    def _apply(self, topic: Topic, changed: Callable[[], dict[str, object]], is_trial: bool) -> None:
         log = self._node.log
-        checked = check_topic_config(own, where=f"topic {topic.name!r}")
-        if is_trial:
-            log.config.resolve(topic.name, checked)
-            return
-        log.alter_topic(topic.name, set_config=own, unset=[key for key in topic.config if key not in own])
+        where = f"topic {topic.name!r}"
+        # What is changed is what holds now: nobody else may change it in between.
+        with log.altering:
+            own = own_settings(changed(), log.config, where=where)
+            if is_trial:
+                log.config.resolve(topic.name, check_topic_config(own, where=where))
+                return
+            log.alter_topic(topic.name, set_config=own, unset=[key for key in topic.config if key not in own])
         logger.info("altered the settings of topic %s for a client: %s", topic.name, dict(topic.config))
 
     # ------------------------------------------------------------------------------------------ internal
@@ -305,6 +317,17 @@ def _described(
     )
 
 
+def _described_as_held(setting: KafkaSetting, config: BrokerConfig) -> DescribedSetting:
+    value = setting.holds(config)
+    return DescribedSetting(
+        name=setting.name,
+        value=value,
+        source=Source.DEFAULT,
+        read_only=True,
+        synonyms=((value, Source.DEFAULT),),
+    )
+
+
 def _source(effective: EffectiveSetting) -> Source:
     if effective.source in ("topic", "internal"):
         return Source.TOPIC
@@ -313,7 +336,7 @@ def _source(effective: EffectiveSetting) -> Source:
 
 def _config(setting: DescribedSetting, with_synonyms: bool, with_documentation: bool) -> Any:
     config_class = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
-    known = TOPIC_KEYS.get(setting.name) or BROKER_KEYS.get(setting.name)
+    known = TOPIC_KEYS.get(setting.name) or BROKER_KEYS.get(setting.name) or KAFKA_SETTINGS.get(setting.name)
     synonyms = setting.synonyms if with_synonyms else ()
     return config_class(
         name=setting.name,
@@ -331,7 +354,7 @@ def _config(setting: DescribedSetting, with_synonyms: bool, with_documentation: 
 
 
 def _type(name: str) -> ConfigType:
-    known = TOPIC_KEYS.get(name) or BROKER_KEYS.get(name)
+    known = TOPIC_KEYS.get(name) or BROKER_KEYS.get(name) or KAFKA_SETTINGS.get(name)
     kind = known.kind if known is not None else None
     if isinstance(kind, WholeNumber):
         return ConfigType.INT if kind.high <= INT_MAX else ConfigType.LONG

@@ -18,6 +18,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -61,6 +62,9 @@ MAX_OTHER_REQUEST_BYTES: Final = 4 << 20
 STALL_S: Final = 30.0
 """A frame, or an answer, that makes no progress for this long ends its connection."""
 
+MAX_DROPPED_BYTES: Final = 64 << 20
+"""How much of what a client has sent is still read, and dropped, when the broker stops."""
+
 MAX_PIECES: Final = 512
 
 _LENGTH: Final = struct.Struct(">i")
@@ -69,38 +73,53 @@ _MIN_REQUEST_BYTES: Final = 10
 
 
 class Memory:
-    """Bounds the bytes of requests that are in memory. Who finds none free is called when it is."""
+    """Bounds the bytes of requests that are in memory. Who finds none free is called when it is, in the order of asking.
+
+    Small requests, which have come whole with others, are counted (`take`) but don't wait, and some stay for long, as
+    a fetch that waits for records does. So that they can't keep a large one waiting for ever, one that was reserved
+    for is always let in when there is no other.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._reserved_bytes = 0
         self._waiting: dict[Connection, int] = {}
 
     def reserve(self, size_bytes: int, connection: Connection) -> bool:
         """Take memory if it is free; else `connection.granted()` is called when it has been taken."""
-        # A request that is larger than the bound is served alone.
-        if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
+        if self._waiting or not self._is_free(size_bytes):
             self._waiting[connection] = size_bytes
             return False
-        self.used_bytes += size_bytes
+        self._reserve(size_bytes)
         return True
 
     def take(self, size_bytes: int) -> None:
         """Count what is in memory already."""
         self.used_bytes += size_bytes
 
-    def release(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int, *, reserved_bytes: int) -> None:
+        """Give back memory, and how much of it had been reserved."""
         self.used_bytes -= size_bytes
+        self._reserved_bytes -= reserved_bytes
         while self._waiting:
             connection, wanted = next(iter(self._waiting.items()))
-            if self.used_bytes and self.used_bytes + wanted > self.limit_bytes:
+            if not self._is_free(wanted):
                 return
             del self._waiting[connection]
-            self.used_bytes += wanted
+            self._reserve(wanted)
             connection.granted()
 
     def forget(self, connection: Connection) -> None:
+        """Somebody waits no longer. What it gave back must be released after this."""
         self._waiting.pop(connection, None)
+
+    def _is_free(self, size_bytes: int) -> bool:
+        return not self._reserved_bytes or self.used_bytes + size_bytes <= self.limit_bytes
+
+    def _reserve(self, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+        self._reserved_bytes += size_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +152,7 @@ class _Slot:
 
     request: Request | None
     size_bytes: int
+    reserved_bytes: int
     started_s: float
     is_done: bool = False
     pieces: list[Piece] | None = None
@@ -151,8 +171,9 @@ class Connection:
         self._frame: memoryview | None = None
         self._filled = 0
         self._wanted_bytes = 0
-        self._waiting: deque[memoryview] = deque()
-        self._waiting_bytes = 0
+        # Each with how much of it was reserved: all, or nothing.
+        self._waiting: deque[tuple[memoryview, int]] = deque()
+        self._waiting_bytes = self._reserved_bytes = 0
         self._slots: deque[_Slot] = deque()
         self._busy: _Slot | None = None
         self._cancel: Cancel | None = None
@@ -222,8 +243,9 @@ class Connection:
         self.last_active_s = self._loop.time()
         self._filled += received
         if self._filled == len(self._frame):
-            self._waiting.append(self._frame)
+            self._waiting.append((self._frame, self._filled))
             self._waiting_bytes += self._filled
+            self._reserved_bytes += self._filled
             self._frame = None
 
     def _take_frames(self) -> None:
@@ -245,7 +267,7 @@ class Connection:
                 self._begin_frame(size_bytes, scratch[position:end])
                 return
             # Writable, because a batch gets its offset where it lies.
-            self._waiting.append(memoryview(bytearray(scratch[position : position + size_bytes])))
+            self._waiting.append((memoryview(bytearray(scratch[position : position + size_bytes])), 0))
             self._waiting_bytes += size_bytes
             self._context.memory.take(size_bytes)
             position += size_bytes
@@ -283,9 +305,9 @@ class Connection:
         """Take up requests, as far as their order and the client's reading allow."""
         context = self._context
         while self._waiting and self._busy is None and self._out_bytes <= MAX_UNSENT_BYTES:
-            frame = self._waiting.popleft()
+            frame, reserved_bytes = self._waiting.popleft()
             size_bytes = len(frame)
-            slot = _Slot(None, size_bytes, self._loop.time())
+            slot = _Slot(None, size_bytes, reserved_bytes, self._loop.time())
             self._slots.append(slot)
             try:
                 request = read_request(frame, context.raw)
@@ -343,10 +365,11 @@ class Connection:
         requests.inc()
         duration.observe(self._loop.time() - slot.started_s)
         slots = self._slots
-        released = 0
+        released = reserved = 0
         while slots and slots[0].is_done:
             ready = slots.popleft()
             released += ready.size_bytes
+            reserved += ready.reserved_bytes
             if ready.pieces is not None:
                 self._out.extend(ready.pieces)
                 size_bytes = sum(map(len, ready.pieces))
@@ -354,7 +377,8 @@ class Connection:
                 self._context.node.unsent_bytes += size_bytes
         if released:
             self._waiting_bytes -= released
-            self._context.memory.release(released)
+            self._reserved_bytes -= reserved
+            self._context.memory.release(released, reserved_bytes=reserved)
         if not self._is_flushing:
             # Later in this turn of the loop, so that answers that are ready together go out together.
             self._is_flushing = True
@@ -376,7 +400,7 @@ class Connection:
         if not self._is_closed:
             self._read_more()
             if self._is_closing and self.is_idle:
-                self.close()
+                self._close_in_order()
 
     def _send(self) -> None:
         out = self._out
@@ -409,13 +433,26 @@ class Connection:
     def finish(self) -> None:
         """Take no more requests; close when those that were taken up are answered."""
         self._is_closing = True
-        dropped = sum(map(len, self._waiting))
+        dropped = sum(len(frame) for frame, _ in self._waiting)
+        reserved = sum(reserved_bytes for _, reserved_bytes in self._waiting)
         self._waiting.clear()
         self._waiting_bytes -= dropped
-        self._context.memory.release(dropped)
+        self._reserved_bytes -= reserved
+        self._context.memory.release(dropped, reserved_bytes=reserved)
         self._read_more()
         if self.is_idle:
-            self.close()
+            self._close_in_order()
+
+    def _close_in_order(self) -> None:
+        """Close behind the last answer. With bytes that nobody has read, the system would reset the connection, and
+        the client might never see what was answered.
+        """
+        left = MAX_DROPPED_BYTES
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+            while left > 0 and (received := self._sock.recv_into(self._context.scratch)):
+                left -= received
+        self.close()
 
     def _cut_off(self, why: str) -> None:
         if not self._is_closed:
@@ -435,9 +472,10 @@ class Connection:
         context = self._context
         if self._wanted_bytes:
             context.memory.forget(self)
-        held = self._waiting_bytes
+        held, reserved = self._waiting_bytes, self._reserved_bytes
         if self._frame is not None and not self._wanted_bytes:
             held += len(self._frame)
+            reserved += len(self._frame)
         self._waiting.clear()
         self._slots.clear()
         self._out.clear()
@@ -447,7 +485,7 @@ class Connection:
         cancel, self._cancel, self._busy = self._cancel, None, None
         if cancel is not None:
             cancel()
-        context.memory.release(held)
+        context.memory.release(held, reserved_bytes=reserved)
         metrics.KAFKA_CONNECTIONS_CLOSED.labels(reason).inc()
         context.closed(self)
 

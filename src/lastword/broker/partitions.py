@@ -75,7 +75,7 @@ class TopicView:
         self.snapshot: Snapshot | None = None
         self._node = node
         self._sealed = sealed
-        self._looked_s = float("-inf")
+        self._looked_s = self._asked_s = float("-inf")
         self._looking: asyncio.Future[None] | None = None
         self._partitions: dict[int, PartitionView] = {}
 
@@ -92,9 +92,15 @@ class TopicView:
     def age_s(self) -> float:
         return asyncio.get_running_loop().time() - self._looked_s
 
+    def look_within(self, seconds: float) -> None:
+        """Look at the table if nobody has tried to for so long. It is not waited for."""
+        if asyncio.get_running_loop().time() - self._asked_s > seconds:
+            self.look()
+
     def look(self) -> asyncio.Future[None]:
         """Look at the table; those who ask meanwhile get the same look."""
         if self._looking is None:
+            self._asked_s = asyncio.get_running_loop().time()
             self._looking = asyncio.ensure_future(self._look())
             self._looking.add_done_callback(self._looked)
         return self._looking

@@ -15,6 +15,7 @@ from lastword.broker.appends import Append, Appends
 from lastword.broker.connection import Cancel, Done, FastHandler
 from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.node import Node
+from lastword.broker.partitions import TopicView, Views
 from lastword.broker.wire import (
     CLOSE,
     PRODUCE,
@@ -33,6 +34,8 @@ from lastword.topic import Topic
 
 FLEXIBLE_FROM: Final = 9
 ALLOWED_ACKS: Final = (-1, 0, 1)
+LOG_START_S: Final = 60.0
+"""How old the log start in an answer may be; producers have little use for it."""
 
 _ACKS_TIMEOUT: Final = struct.Struct(">hi")
 _INDEX: Final = struct.Struct(">i")
@@ -58,8 +61,9 @@ class ProduceMessage:
 class ProduceHandler:
     """Puts the batches of requests in line, and answers when the last one of a request is through."""
 
-    def __init__(self, node: Node, appends: Appends) -> None:
+    def __init__(self, node: Node, views: Views, appends: Appends) -> None:
         self._node = node
+        self._views = views
         self._appends = appends
 
     def fast_handlers(self) -> dict[int, FastHandler]:
@@ -73,9 +77,10 @@ class ProduceHandler:
         appends: list[Append] = []
         for name, partitions in message.topics:
             topic, code, problem = self._topic(name) if refused is None else (None, *refused)
+            view = None if topic is None else self._view(topic)
             for each in partitions:
                 # Partitions of a topic that is not there are answered one by one, too.
-                append = Append(topic, each.index, each.records, waiting.one_done)  # type: ignore[arg-type]
+                append = Append(topic, each.index, each.records, waiting.one_done, view=view)  # type: ignore[arg-type]
                 if topic is None or not 0 <= each.index < topic.partitions:
                     append.code = code if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                     append.message = problem
@@ -95,6 +100,12 @@ class ProduceHandler:
         if message.acks not in ALLOWED_ACKS:
             return ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {message.acks}; -1, 0 and 1 are allowed"
         return None
+
+    def _view(self, topic: Topic) -> TopicView:
+        view = self._views.topic(topic)
+        # Not waited for: nothing that is asked of the table may hold up a produce.
+        view.look_within(LOG_START_S)
+        return view
 
     def _topic(self, name: str) -> tuple[Topic | None, ErrorCode, str | None]:
         try:
@@ -190,10 +201,19 @@ def write_answer(message: ProduceMessage, results: list[Append], version: int) -
 def _write_result(result: Append, version: int, flexible: bool, put: Callable[[bytes], None]) -> None:
     put(_RESULT.pack(result.partition, result.code, result.base_offset, result.append_time_ms))
     if version >= 5:
-        # Not known here without asking the table; clients do without it.
-        put(_LOG_START.pack(-1))
+        put(_LOG_START.pack(_log_start(result)))
     if version >= 8:
         put(count_bytes(0, flexible=flexible))
         put(text_bytes(result.message, flexible=flexible))
     if flexible:
         put(b"\0")
+
+
+def _log_start(result: Append) -> int:
+    """As of the last look at the table; -1, which clients take for 'not known', before the first one."""
+    if result.code is not ErrorCode.NONE or result.view is None:
+        return -1
+    snapshot = result.view.snapshot
+    if snapshot is None or result.partition >= len(snapshot.positions):
+        return -1
+    return snapshot.positions[result.partition].log_start

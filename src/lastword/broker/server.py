@@ -173,7 +173,7 @@ class Broker:
         handlers |= OffsetsHandler(node, views).handlers()
         self._fetches = FetchHandler(node, views, self._sealed)
         fast_handlers = {
-            **ProduceHandler(node, self._appends).fast_handlers(),
+            **ProduceHandler(node, views, self._appends).fast_handlers(),
             **self._fetches.fast_handlers(),
         }
         groups = GroupHandlers(node)

@@ -16,6 +16,7 @@ from kafka.protocol.admin import CreatePartitionsResponse, CreateTopicsResponse,
 
 from lastword.broker.configs import described_topic_config
 from lastword.broker.errors import ErrorCode, code_of
+from lastword.broker.kafka_settings import own_settings
 from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
 from lastword.broker.wire import Handler, Peer, Request
@@ -77,7 +78,8 @@ class TopicHandlers:
 
     async def _create(self, wanted: Any, *, is_trial: bool) -> Any:
         log = self._node.log
-        own = {each.name: each.value for each in wanted.configs}
+        given = {each.name: each.value for each in wanted.configs}
+        own = own_settings(given, log.config, where=f"topic {wanted.name!r}")
         partitions = self._partition_count(wanted)
         if is_trial:
             await self._node.call_slow(self._check_new, wanted.name, own)

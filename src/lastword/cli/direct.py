@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -218,6 +217,27 @@ class Direct:
 
         return states.resume(self.session.data_folder, name)
 
+    # ------------------------------------------------------------------------------------------- groups
+
+    def groups(self) -> list[Data]:
+        from lastword.broker.groups.stored import StoredGroups
+
+        with self.session.read() as log:
+            return StoredGroups(log).list_groups()
+
+    def describe_group(self, name: str) -> Data:
+        from lastword.broker.groups.stored import StoredGroups
+
+        with self.session.read() as log:
+            return StoredGroups(log).describe_group(name)
+
+    def delete_group(self, name: str) -> Data:
+        from lastword.broker.groups.stored import StoredGroups
+
+        with self.session.write() as log:
+            StoredGroups(log).delete_group(name)
+        return {"group": name, "deleted": True}
+
     # --------------------------------------------------------------------------------------- the worker
 
     def run_worker_once(self) -> Data:
@@ -225,11 +245,12 @@ class Direct:
         from lastword.clock import SystemClock
         from lastword.locks import Role, RoleLock
         from lastword.operations.working import run_worker_once
+        from lastword.serve.priority import give_way
 
         with lastword.open(
             self.session.data_folder, config=self.session.config, maintain_only=True, create=False
         ) as log:
-            os.nice(log.config.worker_nice)
+            give_way(log.config.worker_nice)
             worker = log.worker()
             with RoleLock.acquire(log.path, Role.WORKER, SystemClock()):
                 return run_until_signal(lambda: run_worker_once(worker), worker)

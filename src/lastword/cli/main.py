@@ -27,6 +27,7 @@ from lastword.cli import (
     describe,
     erase,
     explain,
+    group,
     history,
     produce,
     retention,
@@ -82,6 +83,7 @@ produce.register(app)
 consume.register(app)
 app.add_typer(config.app)
 app.add_typer(connect.app)
+app.add_typer(group.app)
 app.add_typer(wal.app)
 app.add_typer(retention.app)
 compact.register(app, topic.app)

@@ -120,6 +120,17 @@ class Remote:
     def resume_connector(self, name: str) -> Data:
         return self._post(f"/v1/connectors/{quote(name, safe='')}/resume", {})
 
+    # ------------------------------------------------------------------------------------------- groups
+
+    def groups(self) -> list[Data]:
+        return self._list("/v1/groups")
+
+    def describe_group(self, name: str) -> Data:
+        return self._get(f"/v1/groups/{quote(name, safe='')}")
+
+    def delete_group(self, name: str) -> Data:
+        return self._ask("DELETE", f"/v1/groups/{quote(name, safe='')}")
+
     # --------------------------------------------------------------------------------------- the worker
 
     def run_worker_once(self) -> Data:

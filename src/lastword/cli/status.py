@@ -46,7 +46,7 @@ def _parts(found: dict[str, Any]) -> list[Any]:
                         (
                             name,
                             each["pid"],
-                            None if each["since_ms"] is None else age(now_ms - each["since_ms"]),
+                            "starting" if each["since_ms"] is None else age(now_ms - each["since_ms"]),
                             each["restarts"],
                             each["last_end"],
                         )
@@ -57,11 +57,23 @@ def _parts(found: dict[str, Any]) -> list[Any]:
         ]
     if found["worker"]["jobs"]:
         parts += [heading("Jobs of the worker, when they last ran"), *job_parts(found["worker"])]
+    else:
+        parts += ["", _no_jobs(found)]
     parts += _source_parts(found["sources"])
     parts.append("")
     if found["ready"]:
         return [*parts, styled("Ready.", "bold green")]
     return [*parts, *(styled(f"Not ready: {each}", "red") for each in found["problems"])]
+
+
+def _no_jobs(found: dict[str, Any]) -> str:
+    server = found["server"]
+    if server is None and found["worker"]["running"] is None:
+        return "No worker has run on this data folder yet, so nothing was sealed or compacted by one."
+    worker = None if server is None else server["processes"].get("worker")
+    if worker is not None and worker["since_ms"] is None:
+        return "The worker is being started, and has not run a job on this data folder yet."
+    return "The worker has started, and has not finished a job yet."
 
 
 def _source_parts(sources: dict[str, Any]) -> list[Any]:

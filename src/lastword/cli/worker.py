@@ -44,6 +44,7 @@ def worker(
     import lastword
     from lastword.clock import SystemClock
     from lastword.locks import Role, RoleLock
+    from lastword.serve.priority import give_way
 
     if once:
         # Its errors are in the result.
@@ -51,7 +52,7 @@ def worker(
         _show_status(session, session.backend.run_worker_once())
         return
     with lastword.open(session.data_folder, config=session.config, maintain_only=True, create=False) as log:
-        os.nice(log.config.worker_nice)
+        give_way(log.config.worker_nice)
         made = log.worker()
         # Before anything is said: another worker may be there.
         RoleLock.acquire(log.path, Role.WORKER, SystemClock(), brief=True).release()

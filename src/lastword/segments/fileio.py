@@ -23,17 +23,31 @@ from lastword.errors import InvalidConfigError
 FILE_IO = f"{__name__}.SyncedFileIO"
 
 _BUFFER_BYTES = 1 << 20
+_WRITE_OUT_BYTES = 4 << 20
 _IO_PREFIXES = ("s3.", "gcs.", "adls.", "hdfs.", "client.")
 _file_systems: dict[tuple[object, ...], pafs.FileSystem] = {}
 
 
 class SyncedStream(io.BufferedWriter):
-    """A new local file. It, and its name in its folder, are on disk when `close` has returned."""
+    """A new local file. It, and its name in its folder, are on disk when `close` has returned.
+
+    It goes there bit by bit, so that appends to a WAL on the same disk don't wait for all of it at once.
+    """
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:
         disk.make_folder(path.parent)
         self._path = path
+        self._written_bytes = self._begun_bytes = 0
         super().__init__(io.FileIO(path, "w" if overwrite else "x"), _BUFFER_BYTES)
+
+    def write(self, data: Any, /) -> int:
+        written = super().write(data)
+        self._written_bytes += written
+        if self._written_bytes - self._begun_bytes >= _WRITE_OUT_BYTES:
+            self.flush()
+            disk.begin_write_out(self.fileno(), self._begun_bytes, self._written_bytes - self._begun_bytes)
+            self._begun_bytes = self._written_bytes
+        return written
 
     def close(self) -> None:
         if self.closed:

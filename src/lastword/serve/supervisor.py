@@ -40,7 +40,10 @@ LONG_RUN_S = 60.0
 """A process that ran for so long has not been failing."""
 STOP_S = 30.0
 """How long a process may take to stop before it is killed. Killed at any point, nothing that was acknowledged is lost."""
-START_S = 120.0
+START_S = 30.0
+"""How often it is said that a process is still being started. There is no limit: recovery of a large WAL takes its time,
+and one that is broken off would begin again from the start.
+"""
 
 
 @dataclass(slots=True)
@@ -136,7 +139,7 @@ class Supervisor:
                 start_new_session=True,
             )
         reader, child.leash = await asyncio.open_connection(sock=ours)
-        said = await self._unless_stopped(asyncio.wait_for(reader.readline(), START_S))
+        said = await self._unless_stopped(_first_word(child, reader))
         if said is None:
             return None
         message = json.loads(said) if said else {}
@@ -251,6 +254,24 @@ class Supervisor:
         assert self._server is not None
         pids = {child.name: child.state.pid or 0 for child in (self._broker, self._worker)}
         self._say_ready(Started(server=self._server, pids=pids))
+
+
+async def _first_word(child: _Child, reader: asyncio.StreamReader) -> bytes:
+    """What a process says first; nothing if it ends before."""
+    saying = asyncio.ensure_future(reader.readline())
+    waited_s = 0.0
+    try:
+        while not (await asyncio.wait([saying], timeout=START_S))[0]:
+            waited_s += START_S
+            logger.warning(
+                "the %s (process %d) has been starting for %.0f s; a large WAL takes long to recover",
+                child.name,
+                child.process.pid if child.process else 0,
+                waited_s,
+            )
+        return await saying
+    finally:
+        saying.cancel()
 
 
 def show_address(host: str, port: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from lastword.log import open as open_log
 from lastword.operations import cleaning, compaction, explaining, topics, working
 from lastword.operations.maintaining import wait_for_maintenance
 from lastword.serve.child import Leash, ServeOptions, run
+from lastword.serve.priority import give_way
 from lastword.worker import Worker
 
 logger = logging.getLogger("lastword.serve.worker")
@@ -39,7 +39,7 @@ def serve(options: ServeOptions, leash: Leash) -> None:
         signal.signal(number, lambda *_: stop.set())
     leash.watch(stop.set)
     with open_log(options.data, config=options.config, maintain_only=True, create=False) as log:
-        os.nice(log.config.worker_nice)
+        give_way(log.config.worker_nice)
         # Before it is said that this is the worker: another one may be there.
         RoleLock.acquire(log.path, Role.WORKER, SystemClock(), brief=True).release()
         worker = log.worker()

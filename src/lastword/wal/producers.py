@@ -1,14 +1,16 @@
 """What a partition knows of idempotent producers, so that a batch which is sent again is not appended again.
 
 For each producer: its epoch, and the sequence numbers and offsets of its last five batches, which is as many as a
-client has under way. It is saved to `producers.json` with each roll and each close, with the offset up to which it
-is complete. What came after that is in the WAL's batches: the deleter leaves those files alone, and an unclean open
-reads them and saves the state anew. So where there is no such file, there are no producers.
+client has under way. It is saved to `producers.json` before the first producer's first batch, with each roll and each
+close, with the offset up to which it is complete. What came after that is in the WAL's batches: the deleter leaves
+those files alone, and an unclean open reads them and saves the state anew. So where there is no such file, there are
+no producers; and where a save failed, the one before it and the WAL still say all.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ from lastword import batch, disk
 from lastword.batch import BatchHeader
 from lastword.errors import FencedProducerError, OutOfOrderSequenceError
 from lastword.wal.files import WalFile
+
+logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = "producers.json"
 BATCHES_KEPT: Final = 5
@@ -150,15 +154,13 @@ def load(folder: Path, files: Iterable[WalFile], *, end_offset: int, end_positio
 def recover(folder: Path, files: Sequence[WalFile], *, end_offset: int, end_position: int) -> None:
     """After an unclean end: save the state as the WAL has it."""
     states = ProducerStates()
-    if saved := _read(folder):
-        states.take(saved[1], end_offset)
-        offset, own = min(saved[0], end_offset), files
-    else:
-        # Never saved, so never rolled with producers: they are in the active file, or in the one that was until now.
-        offset, own = 0, files[-2:]
-    _read_batches(states, folder, own, offset, end_offset, end_position)
-    if len(states):
-        states.save(folder, end_offset)
+    saved = _read(folder)
+    if saved is None:
+        return
+    states.take(saved[1], end_offset)
+    _read_batches(states, folder, files, min(saved[0], end_offset), end_offset, end_position)
+    # Also if nobody is left: what was cut off must not be taken for what gets its offsets now.
+    states.save(folder, end_offset)
 
 
 def _read_batches(
@@ -205,8 +207,11 @@ def _read(folder: Path) -> tuple[int, list[list[object]]] | None:
     try:
         data = json.loads((folder / FILE_NAME).read_bytes())
         return int(data["offset"]), data["producers"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
         return None
+    except (ValueError, KeyError, TypeError) as error:
+        logger.warning("%s can't be read, so all that is left of the WAL is: %r", folder / FILE_NAME, error)
+        return 0, []
 
 
 def _last_sequence(header: BatchHeader) -> int:

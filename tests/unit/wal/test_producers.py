@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.support.logs import abandon, open_log
 
 from lastword import batch
 from lastword.batch import BatchHeader
-from lastword.errors import FencedProducerError, OutOfOrderSequenceError
+from lastword.errors import FencedProducerError, OutOfOrderSequenceError, WriteFailedError
 from lastword.log import Log
 from lastword.record import NewRecord
 from lastword.wal import producers
@@ -141,6 +142,61 @@ def test_the_deleter_leaves_files_that_are_still_needed(tmp_path: Path, clock: M
         stage(log, 2)
         topic.seal()
         assert len(log.run_retention(steps=["delete"]).wal.deletions) == 2
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_known_although_every_save_but_the_first_failed(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    log = open_log(tmp_path / "data", clock, {"local.retention.ms": 0})
+    topic = log.create_topic("t")
+    stage(log, 0)
+
+    def full(_states: ProducerStates, _folder: Path, _end_offset: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ProducerStates, "save", full)
+        for _ in range(3):
+            topic.seal()
+            topic.append("k", "v")
+        assert log.run_retention(steps=["delete"]).wal.deletions == ()
+        if killed:
+            abandon(log)
+        else:
+            log.close()
+    with open_log(tmp_path / "data", clock) as log:
+        assert stage(log, 0).is_duplicate
+
+
+def test_a_producers_first_batch_is_not_taken_if_it_can_not_be_noted(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_log(tmp_path / "data", clock) as log:
+        topic = log.create_topic("t")
+
+        def full(_states: ProducerStates, _folder: Path, _end_offset: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ProducerStates, "save", full)
+            with pytest.raises(WriteFailedError, match="Nothing was appended"):
+                stage(log, 0)
+        assert topic.writer(0).end_offset == 0
+        assert stage(log, 0).base_offset == 0
+
+
+def test_a_file_that_can_not_be_read_is_made_anew_from_the_wal(tmp_path: Path, clock: ManualClock) -> None:
+    log = open_log(tmp_path / "data", clock)
+    topic = log.create_topic("t")
+    stage(log, 0)
+    for _ in range(3):
+        topic.roll(due_only=False)
+        topic.append("k", "v")
+    (topic.writer(0).folder / producers.FILE_NAME).write_text("{")
+    abandon(log)
+    with open_log(tmp_path / "data", clock) as log:
+        assert stage(log, 0).is_duplicate
 
 
 def test_a_log_without_such_producers_has_no_file(tmp_path: Path, clock: ManualClock) -> None:

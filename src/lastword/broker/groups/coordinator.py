@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from lastword.broker.errors import ErrorCode
-from lastword.broker.groups.group import Group, InitialDelay, State
+from lastword.broker.groups.group import Group, InitialDelay, State, take_saved
 from lastword.broker.groups.members import (
     NO_MEMBER_ID,
     JoinAnswer,
@@ -372,24 +372,7 @@ class Coordinator:
     def restore(self, group_id: str, saved: SavedGroup) -> None:
         """Take over a group from the store. Its members have their session timeout to be heard from again."""
         group = self.get_or_create(group_id)
-        group.generation = saved.generation
-        group.protocol_type, group.protocol_name = saved.protocol_type, saved.protocol_name
-        group.since_ms = saved.since_ms
-        for each in saved.members:
-            group.add(
-                Member(
-                    member_id=each.member_id,
-                    instance_id=each.instance_id,
-                    client_id=each.client_id,
-                    client_host=each.client_host,
-                    session_timeout_ms=each.session_timeout_ms,
-                    rebalance_timeout_ms=each.rebalance_timeout_ms,
-                    protocols=((saved.protocol_name or "", each.metadata),),
-                    assignment=each.assignment,
-                )
-            )
-        group.leader = saved.leader
-        group.state = State.STABLE if group.members else State.EMPTY
+        take_saved(group, saved)
         for member in group.members.values():
             self._heard_from(group, member)
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from lastword.broker.errors import ErrorCode
 from lastword.broker.groups.members import JoinAnswer, JoinedMember, Member, SyncAnswer
+from lastword.broker.groups.records import SavedGroup
 from lastword.broker.groups.subscription import CONSUMER_PROTOCOL, subscribed_topics
 
 
@@ -177,3 +178,25 @@ class Group:
         return SyncAnswer(
             protocol_type=self.protocol_type, protocol_name=self.protocol_name, assignment=member.assignment
         )
+
+
+def take_saved(group: Group, saved: SavedGroup) -> None:
+    """Make a new group what it was when it was stored."""
+    group.generation = saved.generation
+    group.protocol_type, group.protocol_name = saved.protocol_type, saved.protocol_name
+    group.since_ms = saved.since_ms
+    for each in saved.members:
+        group.add(
+            Member(
+                member_id=each.member_id,
+                instance_id=each.instance_id,
+                client_id=each.client_id,
+                client_host=each.client_host,
+                session_timeout_ms=each.session_timeout_ms,
+                rebalance_timeout_ms=each.rebalance_timeout_ms,
+                protocols=((saved.protocol_name or "", each.metadata),),
+                assignment=each.assignment,
+            )
+        )
+    group.leader = saved.leader
+    group.state = State.STABLE if group.members else State.EMPTY

@@ -297,6 +297,13 @@ class GroupService:
     def group(self, group_id: str) -> Group | None:
         return self._coordinator.groups.get(group_id)
 
+    def log_end(self, topic: str, partition: int) -> int | None:
+        """Up to where consumers can read a partition; None if there is none."""
+        found = self._topic(topic)
+        if found is None or not 0 <= partition < found.partitions:
+            return None
+        return found.writer(partition).shown.offset
+
     async def delete_group(self, group_id: str) -> ErrorCode:
         """Delete a group that has no members, with its offsets."""
         error = self._coordinator.check_deletion(group_id)

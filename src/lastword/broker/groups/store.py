@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from lastword.broker.groups.records import CommittedOffset, OffsetKey, SavedGroup, parse
 from lastword.broker.node import Node
 from lastword.errors import (
     ClosedError,
+    InvalidError,
     LastwordError,
     UnavailableError,
     UnknownTopicError,
@@ -84,11 +85,13 @@ class GroupStore:
             if not taken:
                 continue
             error = await self._append([entry for entries, _ in taken for entry in entries])
+            if isinstance(error, InvalidError) and len(taken) > 1:
+                # One of them, such as a group that is too large, is refused, and so nothing was written.
+                for entries, done in taken:
+                    _tell(done, await self._append(entries))
+                continue
             for _, done in taken:
-                try:
-                    done(error)
-                except Exception:
-                    logger.exception("what was written to %s could not be taken over", GROUPS_TOPIC)
+                _tell(done, error)
 
     async def _append(self, entries: Sequence[Entry]) -> LastwordError | None:
         try:
@@ -122,9 +125,17 @@ class GroupStore:
             self._topic = self._node.log.topic(GROUPS_TOPIC)
         except UnknownTopicError:
             return []
-        last = dict(self._records(self._topic))
-        return [(key, value) for key, value in last.items() if value is not None]
+        return replay(self._topic)
 
-    def _records(self, topic: Topic) -> Iterator[tuple[str | OffsetKey, SavedGroup | CommittedOffset | None]]:
-        for record in topic.read():
-            yield parse(record, topic=GROUPS_TOPIC)
+
+def replay(topic: Topic) -> list[tuple[str | OffsetKey, SavedGroup | CommittedOffset]]:
+    """What the topic has, as of the last record of each key."""
+    last = dict(parse(record, topic=GROUPS_TOPIC) for record in topic.read())
+    return [(key, value) for key, value in last.items() if value is not None]
+
+
+def _tell(done: Done, error: LastwordError | None) -> None:
+    try:
+        done(error)
+    except Exception:
+        logger.exception("what was written to %s could not be taken over", GROUPS_TOPIC)

@@ -1,0 +1,86 @@
+"""Consumer groups as the log has them, for when no server runs. Members are those of the last generation."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from lastword.broker.groups import describing
+from lastword.broker.groups.group import Group, take_saved
+from lastword.broker.groups.records import (
+    CommittedOffset,
+    OffsetKey,
+    SavedGroup,
+    group_record,
+    offset_record,
+)
+from lastword.broker.groups.store import GROUPS_TOPIC, replay
+from lastword.errors import InvalidError, UnknownGroupError, UnknownTopicError
+from lastword.log import Log
+from lastword.record import NewRecord
+
+
+class StoredGroups:
+    """The groups of a log that this process has opened; to delete one it must be the log's writer."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._groups: dict[str, Group] = {}
+        self._offsets: dict[str, dict[OffsetKey, CommittedOffset]] = {}
+        self._names: dict[UUID, str] = {info.id: info.name for info in log.topic_infos()}
+        self._ends: dict[str, dict[int, int]] = {}
+        self._load()
+
+    def list_groups(self) -> list[dict[str, Any]]:
+        return [
+            describing.summary(group, self._committed(name), self._log_end)
+            for name, group in sorted(self._groups.items())
+        ]
+
+    def describe_group(self, name: str) -> dict[str, Any]:
+        """UnknownGroupError if there is none."""
+        return describing.description(self._group(name), self._committed(name), self._log_end)
+
+    def delete_group(self, name: str) -> None:
+        """Delete a group with its offsets. InvalidError if it had members when the server ended."""
+        if self._group(name).members:
+            raise InvalidError(
+                f"group {name!r} had members when the server ended. Start the server, and delete it when they have "
+                f"left or their sessions are over."
+            )
+        entries = [offset_record(key, None) for key in self._offsets.get(name, {})]
+        records = [NewRecord(key=key, value=value) for key, value in [*entries, group_record(name, None)]]
+        self._log.topic(GROUPS_TOPIC).append_internal(records)
+
+    def _group(self, name: str) -> Group:
+        if name not in self._groups:
+            raise UnknownGroupError(f"there is no group {name!r}")
+        return self._groups[name]
+
+    def _load(self) -> None:
+        try:
+            topic = self._log.topic(GROUPS_TOPIC)
+        except UnknownTopicError:
+            return
+        for key, value in replay(topic):
+            name = key.group_id if isinstance(key, OffsetKey) else key
+            group = self._groups.setdefault(name, Group(name))
+            if isinstance(key, OffsetKey):
+                assert isinstance(value, CommittedOffset)
+                self._offsets.setdefault(name, {})[key] = value
+            else:
+                assert isinstance(value, SavedGroup)
+                take_saved(group, value)
+
+    def _committed(self, name: str) -> dict[describing.Place, CommittedOffset]:
+        return {
+            (self._names[key.topic_id], key.partition): committed
+            for key, committed in self._offsets.get(name, {}).items()
+            if key.topic_id in self._names
+        }
+
+    def _log_end(self, topic: str, partition: int) -> int | None:
+        if topic not in self._ends:
+            extents = self._log.topic(topic).extents()
+            self._ends[topic] = {each: extent.log_end for each, extent in extents.items()}
+        return self._ends[topic].get(partition)
