@@ -2,7 +2,8 @@
 
 1 KB values. Produce with batches of 1 MB and 16 KB, with a sync for each group of produces and with none; consume of
 the tail; replay of sealed segments; latency of single produces at a fixed rate, and beside a compaction. CPU is the server's, per MB of
-values. `--profile FILE` writes cProfile's findings of the server's event loop. `fdatasync` is fast on some machines
+values. What a client consumes is bound by Python, which makes an object of each record; so there is also a *raw* reader,
+a socket that asks for the next batches by their headers and decodes no record: what the server can do. `--profile FILE` writes cProfile's findings of the server's event loop. `fdatasync` is fast on some machines
 and slow on others: the first line says how long one takes here.
 """
 
@@ -15,6 +16,8 @@ import json
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -33,6 +36,8 @@ from lastword.broker.server import Broker
 
 VALUE_BYTES = 1024
 TOPIC = "t"
+FETCH_BYTES = 4_000_000
+"""As much as the consumer asks for at a time."""
 
 
 def main() -> None:
@@ -56,17 +61,18 @@ def main() -> None:
                 produced = produce(running, batch_bytes, megabytes)
                 results.add(part="produce", wal_sync=sync, batch_bytes=batch_bytes, **produced)
                 if args.only in (None, "consume"):
-                    consumed = consume(running, megabytes)
-                    results.add(part="consume the tail", wal_sync=sync, batch_bytes=batch_bytes, **consumed)
+                    for name, read in (("consume the tail", consume), ("raw fetch of the tail", fetch_raw)):
+                        found = read(running, megabytes)
+                        results.add(part=name, wal_sync=sync, batch_bytes=batch_bytes, **found)
         if args.only == "consume":
             break
     if args.only in (None, "replay"):
-        with server("none", args.profile) as running:
-            produce(running, 1_000_000, megabytes)
-            running.seal()
-            results.add(
-                part="replay sealed", wal_sync="none", batch_bytes=1_000_000, **consume(running, megabytes)
-            )
+        # Each has a server of its own, so that neither finds what the other had in the cache.
+        for name, read in (("replay sealed", consume), ("raw fetch of sealed", fetch_raw)):
+            with server("none", args.profile) as running:
+                produce(running, 1_000_000, megabytes)
+                running.seal()
+                results.add(part=name, wal_sync="none", batch_bytes=1_000_000, **read(running, megabytes))
     results.show("Throughput, 1 KB values")
     if args.only in (None, "latency"):
         found = Results("latency")
@@ -246,7 +252,7 @@ def consume(running: Running, megabytes: int) -> dict[str, object]:
             "bootstrap.servers": running.address,
             "group.id": "bench",
             "enable.auto.commit": False,
-            "fetch.message.max.bytes": 4_000_000,
+            "fetch.message.max.bytes": FETCH_BYTES,
             "queued.min.messages": 100_000,
             "queued.max.messages.kbytes": 200_000,
             "check.crcs": False,
@@ -261,6 +267,59 @@ def consume(running: Running, megabytes: int) -> dict[str, object]:
     found = figures(count - first, time.perf_counter() - started, running.cpu_s() - cpu_s)
     consumer.close()
     return found
+
+
+def fetch_raw(running: Running, megabytes: int) -> dict[str, object]:
+    """Every batch of the topic over a plain socket: its length and its offsets are checked, its records are not read."""
+    host, _, port = running.address.rpartition(":")
+    buffer = bytearray(FETCH_BYTES + (1 << 20))
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
+        count = megabytes * 1000
+        # The first fetch is not measured: connecting, and what is read ahead from then on, begins with it.
+        offset = first = _fetch(sock, buffer, 0, 0)
+        cpu_s, started = running.cpu_s(), time.perf_counter()
+        number = 0
+        while offset < count:
+            number += 1
+            offset = _fetch(sock, buffer, number, offset)
+        return figures(offset - first, time.perf_counter() - started, running.cpu_s() - cpu_s)
+
+
+def _fetch(sock: socket.socket, buffer: bytearray, number: int, offset: int) -> int:
+    """Fetch (version 4) from an offset; the offset behind the batches that came."""
+    body = struct.pack(">hhih", 1, 4, number, -1)
+    body += struct.pack(">iiiib", -1, 5000, 1, FETCH_BYTES, 0)
+    body += struct.pack(">ih", 1, len(TOPIC)) + TOPIC.encode()
+    body += struct.pack(">iiqi", 1, 0, offset, FETCH_BYTES)
+    sock.sendall(struct.pack(">i", len(body)) + body)
+    view = memoryview(buffer)
+    _receive(sock, view[:4])
+    (size_bytes,) = struct.unpack_from(">i", buffer)
+    _receive(sock, view[:size_bytes])
+    # Correlation id, throttle time, one topic with its name, one partition: index, error, two offsets, no aborted ones.
+    at = 4 + 4 + 4 + 2 + len(TOPIC) + 4
+    _index, error, _high, _stable, _aborted, records_bytes = struct.unpack_from(">ihqqii", buffer, at)
+    at += struct.calcsize(">ihqqii")
+    assert error == 0 and at + records_bytes == size_bytes, (error, at, records_bytes, size_bytes)
+    first_offset = offset
+    while at < size_bytes:
+        base_offset, length = struct.unpack_from(">qi", buffer, at)
+        (last_delta,) = struct.unpack_from(">i", buffer, at + 23)
+        assert base_offset == offset or (offset == first_offset and base_offset < offset), (
+            base_offset,
+            offset,
+        )
+        offset = base_offset + last_delta + 1
+        at += 12 + length
+    assert at == size_bytes and offset > first_offset
+    return offset
+
+
+def _receive(sock: socket.socket, into: memoryview) -> None:
+    while into:
+        received = sock.recv_into(into)
+        assert received, "the server closed the connection"
+        into = into[received:]
 
 
 def latency(running: Running, rate: int, seconds: float) -> dict[str, object]:

@@ -10,18 +10,19 @@ _PATIENCE_S = 60
 
 
 def create(address: str, topic: str, partitions: int, config: Mapping[str, str]) -> None:
-    for future in (
-        _admin(address).create_topics([NewTopic(topic, partitions, 1, config=dict(config))]).values()
-    ):
+    admin = _admin(address)
+    for future in admin.create_topics([NewTopic(topic, partitions, 1, config=dict(config))]).values():
         future.result(_PATIENCE_S)
 
 
 def alter(address: str, topic: str, config: Mapping[str, str]) -> None:
     entries = [ConfigEntry(k, v, incremental_operation=AlterConfigOpType.SET) for k, v in config.items()]
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-    for future in _admin(address).incremental_alter_configs([resource]).values():
+    admin = _admin(address)
+    for future in admin.incremental_alter_configs([resource]).values():
         future.result(_PATIENCE_S)
 
 
 def _admin(address: str) -> AdminClient:
+    """A client that its caller must keep in a variable: what it was asked ends with it."""
     return AdminClient({"bootstrap.servers": address, "log_level": 4})

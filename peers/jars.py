@@ -54,7 +54,13 @@ def jars(profile: str) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
         reason = next((line for line in fetched.stdout.splitlines() if "ERROR" in line), "no jars came")
         raise UnreachableError(f"peer '{profile}': Maven could not fetch its jars: {reason[:400]}")
-    unfinished.rename(folder)
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        # Another process was here first.
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if not folder.exists():
+            raise
     return folder
 
 
