@@ -27,7 +27,7 @@ from lastword import metrics
 from lastword.clock import monotonic_s
 from lastword.errors import CorruptError
 from lastword.leases import LeaseKeeper
-from lastword.segments.table import Positions, Segment, SegmentTable, Snapshot, retry_on_conflict
+from lastword.segments.table import Codec, Positions, Segment, SegmentTable, Snapshot, retry_on_conflict
 from lastword.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal.files import WalFile
@@ -123,6 +123,7 @@ def seal(
     folders: Sequence[Path],
     *,
     leases: LeaseKeeper,
+    codec: Codec = "zstd",
     progress: Progress | None = None,
 ) -> SealReport:
     """Seal every rolled WAL file of a topic; `folders` are its partitions' WAL folders, by partition."""
@@ -161,7 +162,7 @@ def seal(
             if each.partition in problems:
                 continue
             try:
-                pending.append(_Sealed(file=each, segment=_write_segment(table, each, lease.id)))
+                pending.append(_Sealed(file=each, segment=_write_segment(table, each, lease.id, codec)))
             except CorruptError as error:
                 stop(each.partition, error)
                 continue
@@ -176,9 +177,9 @@ def seal(
     return replace(report, duration_s=monotonic_s() - started_s, problems=tuple(sorted(problems.items())))
 
 
-def _write_segment(table: SegmentTable, file: FileToSeal, job_id: str) -> Segment | None:
+def _write_segment(table: SegmentTable, file: FileToSeal, job_id: str, codec: Codec) -> Segment | None:
     first_wanted = max(file.from_offset, file.log_start)
-    with table.writer(file.partition, first_wanted, job_id) as writer:
+    with table.writer(file.partition, first_wanted, job_id, codec) as writer:
         for records in records_to_seal(file):
             writer.write(records)
         segment = writer.close()

@@ -790,7 +790,13 @@ class Topic:
             assert self._leases is not None
             failed = self.roll(due_only=due_only) if self._writes else self._ask_to_roll(due_only)
             folders = [self._wal_folder(each) for each in range(self.partitions)]
-            report = tiering.seal(self._table, folders, leases=self._leases, progress=progress)
+            report = tiering.seal(
+                self._table,
+                folders,
+                leases=self._leases,
+                codec=self._settings.segment_compression_type,
+                progress=progress,
+            )
             return tiering.with_problems(report, failed)
 
     # -------------------------------------------------------------------------------------- for the log

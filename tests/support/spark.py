@@ -15,6 +15,7 @@ from pyspark import cloudpickle
 from lastword.compaction.engine import Job, Result
 from lastword.compaction.spark import SparkEngine
 from lastword.segments.parquet import SegmentFiles, SegmentFileWriter
+from lastword.segments.table import Codec
 
 SPARK_SETTINGS = {
     "spark.master": "local[2,3]",
@@ -42,7 +43,9 @@ class DeadlyFiles(SegmentFiles):
     notes: str
     times: int
 
-    def writer(self, partition: int, first_offset: int, job_id: str) -> SegmentFileWriter:
+    def writer(
+        self, partition: int, first_offset: int, job_id: str, codec: Codec = "zstd"
+    ) -> SegmentFileWriter:
         notes = Path(self.notes)
         for number in range(self.times):
             try:
@@ -51,7 +54,7 @@ class DeadlyFiles(SegmentFiles):
                 continue
             os.kill(os.getpid(), signal.SIGKILL)
         # A dataclass with slots is made anew, which `super()` without arguments does not know of.
-        return SegmentFiles.writer(self, partition, first_offset, job_id)
+        return SegmentFiles.writer(self, partition, first_offset, job_id, codec)
 
 
 class DeadlyEngine:

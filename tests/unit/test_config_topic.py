@@ -154,6 +154,7 @@ def test_defaults() -> None:
         retention_bytes=None,
         segment_bytes=1_073_741_824,
         segment_ms=604_800_000,
+        segment_compression_type="zstd",
         tiering_lag_ms=300_000,
         local_retention_ms=86_400_000,
         local_retention_bytes=10_737_418_240,

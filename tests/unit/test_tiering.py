@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from tests.support.clock import ManualClock
 from tests.support.logs import (
@@ -28,6 +29,8 @@ from lastword.record import NewRecord, TimestampType
 from lastword.segments.table import Positions
 from lastword.topic import Topic
 from lastword.wal.files import WalFile
+
+INLINE = "lastword.compaction.inline:InlineCompactionServiceFactory"
 
 
 def files(*first_offsets: int) -> list[WalFile]:
@@ -89,6 +92,27 @@ class TestSeal:
         assert topic.seal().records == 0
         assert list(topic.read()) == before
         assert topic.extents()[0].log_end == sealed_end(topic) == 5
+
+    @pytest.mark.parametrize("codec", ["zstd", "lz4"])
+    def test_segments_are_packed_as_the_topic_says_until_they_are_compacted(
+        self, tmp_path: Path, clock: ManualClock, codec: str
+    ) -> None:
+        def codecs(log: Log) -> set[str]:
+            found = [pq.ParquetFile(each).metadata.row_group(0) for each in segment_files(log)]
+            return {group.column(at).compression for group in found for at in range(group.num_columns)}
+
+        with open_log(tmp_path / "data", clock, {"compaction.service.factory": INLINE}) as log:
+            settings = {"cleanup.policy": "compact", "segment.compression.type": codec}
+            topic = log.create_topic("t", config=settings)
+            topic.append_many([NewRecord(key=b"k%d" % (n % 3), value=b"%d" % n) for n in range(10)])
+            topic.seal()
+            sealed = segment_files(log)
+            assert codecs(log) == {codec.upper()}
+            log.compact(["t"])
+            for each in sealed:
+                each.unlink()
+            assert codecs(log) == {"ZSTD"}
+            assert values(topic.read()) == [7, 8, 9]
 
     def test_many_partitions_are_one_commit(self, log: Log) -> None:
         topic = log.create_topic("t", partitions=4)

@@ -166,6 +166,13 @@ TOPIC_SETTINGS: tuple[Setting, ...] = (
         meaning="age at which a WAL file is rolled",
     ),
     Setting(
+        key="segment.compression.type",
+        kind=Choice(("zstd", "lz4")),
+        default="zstd",
+        meaning="how sealed segments are packed until they are rewritten. `lz4`: sealing and the compaction that follows "
+        "need less time, and they are larger until then. What compaction writes is always packed with `zstd`",
+    ),
+    Setting(
         key="tiering.lag.ms",
         kind=_DURATION_MS,
         default="300000",

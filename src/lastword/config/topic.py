@@ -34,6 +34,7 @@ class TopicSettings:
     retention_bytes: int | None
     segment_bytes: int
     segment_ms: int
+    segment_compression_type: Literal["zstd", "lz4"]
     tiering_lag_ms: int
     local_retention_ms: int | None
     local_retention_bytes: int | None

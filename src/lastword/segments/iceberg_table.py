@@ -18,7 +18,15 @@ from lastword.segments.foreign import mapped
 from lastword.segments.index import IndexCache, SegmentIndex
 from lastword.segments.loader import TableLoader
 from lastword.segments.parquet import SegmentFiles, SegmentFileWriter
-from lastword.segments.table import Collected, Positions, Segment, SegmentGoneError, Snapshot, TopicInfo
+from lastword.segments.table import (
+    Codec,
+    Collected,
+    Positions,
+    Segment,
+    SegmentGoneError,
+    Snapshot,
+    TopicInfo,
+)
 
 
 class IcebergTable:
@@ -56,8 +64,10 @@ class IcebergTable:
     def plan(self, snapshot: Snapshot, partition: int | None = None, from_offset: int = 0) -> list[Segment]:
         return self._index(snapshot.id).from_offset(partition, from_offset)
 
-    def writer(self, partition: int, first_offset: int, job_id: str) -> SegmentFileWriter:
-        return self.files.writer(partition, first_offset, job_id)
+    def writer(
+        self, partition: int, first_offset: int, job_id: str, codec: Codec = "zstd"
+    ) -> SegmentFileWriter:
+        return self.files.writer(partition, first_offset, job_id, codec)
 
     def read(
         self, segment: Segment, columns: Sequence[str] | None = None, from_offset: int = 0

@@ -30,7 +30,7 @@ from lastword.record import PAYLOAD_SCHEMA, TimestampType
 from lastword.segments.fileio import SyncedFileIO
 from lastword.segments.foreign import mapped
 from lastword.segments.sketch import KeySketch
-from lastword.segments.table import Segment, SegmentGoneError
+from lastword.segments.table import Codec, Segment, SegmentGoneError
 
 ROW_GROUP_ROWS = 16 * 1024
 ROW_GROUP_BYTES = 64 * 1024 * 1024
@@ -88,12 +88,14 @@ def _file_schema() -> pa.Schema:
 FILE_SCHEMA = _file_schema()
 
 _WRITER_OPTIONS: dict[str, Any] = {
-    "compression": "zstd",
-    "compression_level": 1,
     "use_dictionary": ["partition", "timestamp_type", "headers.list.element.key"],
     "column_encoding": {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
     "write_statistics": ["partition", "offset", "timestamp"],
     "write_page_checksum": True,
+}
+_CODEC_OPTIONS: dict[Codec, dict[str, Any]] = {
+    "zstd": {"compression": "zstd", "compression_level": 1},
+    "lz4": {"compression": "lz4"},
 }
 
 
@@ -105,14 +107,16 @@ class SegmentFiles:
     # They may have an object store's secrets, which must not get into a log.
     properties: Mapping[str, str] = field(repr=False)
 
-    def writer(self, partition: int, first_offset: int, job_id: str) -> SegmentFileWriter:
+    def writer(
+        self, partition: int, first_offset: int, job_id: str, codec: Codec = "zstd"
+    ) -> SegmentFileWriter:
         if not _JOB_ID.fullmatch(job_id):
             raise ValueError(
                 f"job id {job_id!r}: only letters, digits, '.', '_' and '-' can be in a file name"
             )
         name = f"{first_offset:020d}-{job_id}-{new_uuid().hex[:8]}.parquet"
         path = f"{self.location}/data/partition={partition}/{name}"
-        return SegmentFileWriter(file_io=self.file_io(), path=path, partition=partition)
+        return SegmentFileWriter(file_io=self.file_io(), path=path, partition=partition, codec=codec)
 
     def read(
         self, segment: Segment, columns: Sequence[str] | None = None, from_offset: int = 0
@@ -134,10 +138,11 @@ def job_of(path: str) -> str | None:
 class SegmentFileWriter:
     """Writes one segment file. The file comes into being with its first row group."""
 
-    def __init__(self, *, file_io: SyncedFileIO, path: str, partition: int) -> None:
+    def __init__(self, *, file_io: SyncedFileIO, path: str, partition: int, codec: Codec) -> None:
         self._file_io = file_io
         self._path = path
         self._partition = partition
+        self._codec = codec
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self._waiting_bytes = 0
@@ -215,7 +220,9 @@ class SegmentFileWriter:
         with mapped("Writing a segment file", self._path):
             if self._parquet is None:
                 self._stream = self._file_io.new_output(self._path).create(overwrite=True)
-                self._parquet = pq.ParquetWriter(self._stream, FILE_SCHEMA, **_WRITER_OPTIONS)
+                self._parquet = pq.ParquetWriter(
+                    self._stream, FILE_SCHEMA, **_WRITER_OPTIONS, **_CODEC_OPTIONS[self._codec]
+                )
             table = pa.Table.from_arrays(
                 [column.cast(field.type) for column, field in zip(columns, FILE_SCHEMA, strict=True)],
                 schema=FILE_SCHEMA,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from lastword.segments.parquet import SegmentFiles
 
 T = TypeVar("T")
+
+Codec = Literal["zstd", "lz4"]
+"""How the columns of a segment are packed: small, or fast to write and read."""
 
 
 class SegmentGoneError(StorageError):
@@ -164,7 +167,9 @@ class SegmentTable(Protocol):
         """The snapshot's segments that reach `from_offset` or beyond, by partition and offset."""
         ...
 
-    def writer(self, partition: int, first_offset: int, job_id: str) -> SegmentWriter: ...
+    def writer(
+        self, partition: int, first_offset: int, job_id: str, codec: Codec = "zstd"
+    ) -> SegmentWriter: ...
 
     def read(
         self, segment: Segment, columns: Sequence[str] | None = None, from_offset: int = 0
