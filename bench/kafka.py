@@ -53,6 +53,8 @@ FULL = (
     Data("2 M x 1 KB, Zipf, zstd", 2_000_000, 1024, 200_000, "zstd", zipf=True),
     Data("5 M x 200 B, 8 partitions, zstd", 5_000_000, 200, 500_000, "zstd", 8),
     Data("2 M x 1 KB, 8 partitions, zstd", 2_000_000, 1024, 200_000, "zstd", 8),
+    Data("5 M x 200 B, zstd; segments lz4", 5_000_000, 200, 500_000, "zstd", segments="lz4"),
+    Data("2 M x 1 KB, zstd; segments lz4", 2_000_000, 1024, 200_000, "zstd", segments="lz4"),
 )
 QUICK_DIVISOR = 25
 NEW = (("half clean, half dirty", 1.0), ("10 % new", 0.1), ("1 % new", 0.01))

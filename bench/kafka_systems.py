@@ -48,6 +48,8 @@ class Data:
     codec: str = "none"
     partitions: int = 1
     zipf: bool = False
+    segments: str = "zstd"
+    """How Lastword packs segments until they are compacted."""
 
 
 def digest(pairs: Iterable[tuple[bytes, bytes]]) -> int:
@@ -153,7 +155,12 @@ class Ours:
         return found
 
     def prepare(self, topic: str, data: Data) -> None:
-        config = {"cleanup.policy": "compact", "local.retention.ms": "0", "segment.bytes": str(64 << 20)}
+        config = {
+            "cleanup.policy": "compact",
+            "local.retention.ms": "0",
+            "segment.bytes": str(64 << 20),
+            "segment.compression.type": data.segments,
+        }
         create(self.address, topic, data.partitions, config)
 
     def before_load(self, topic: str) -> None:
