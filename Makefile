@@ -26,7 +26,7 @@ check: $(READY)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-crash: $(READY) java postgres
+crash: $(READY) java tools
 	$(PYTHON) -m pytest -m soak tests
 
 peers: $(READY) java

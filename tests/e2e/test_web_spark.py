@@ -6,12 +6,14 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 from tests.support.browser import Browser, browsing, require_browser
 from tests.support.server import Server, serving
 
 SETTINGS = "spark.master: local[1]\nworker.nice: 0\nworker.initial.delay.ms: 3600000\n"
 
 
+@pytest.mark.soak
 def test_the_light_follows_spark(tmp_path: Path) -> None:
     require_browser()
     with (
