@@ -38,6 +38,7 @@ def clean_kafka(kafka: KafkaPeer, ends: dict[str, int]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.timeout(3600)
 def test_the_same_records_are_left(kafka: KafkaPeer, ours: RunningBroker) -> None:
     works: dict[str, Workload] = {f"seed-{seed}": workload(seed, ROUNDS) for seed in range(SEEDS)}
     for topic in works:

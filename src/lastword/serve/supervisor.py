@@ -35,8 +35,8 @@ from lastword.serve.child import ServeOptions
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 60.0
-LONG_RUN_S = 60.0
+LONGEST_PAUSE_S = 15.0
+LONG_RUN_S = 10.0
 """A process that ran for so long has not been failing."""
 STOP_S = 30.0
 """How long a process may take to stop before it is killed. Killed at any point, nothing that was acknowledged is lost."""
