@@ -241,7 +241,7 @@ def soak(data: Path, seconds: float, seed: int) -> None:
             for thread in [*writers, *readers]:
                 thread.join(2 * END_S)
         assert not follower.problems, follower.problems[:5]
-        assert kills >= seconds / 12
+        assert kills >= seconds / 6
         assert group.rebalances > 2
     with lastword.open(data) as log:
         log.compact([TOPIC], asked_for=True)
