@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
-import gc
 import json
 import os
 import shutil
@@ -35,6 +34,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 import lastword
 from bench.support import Results, console, values_of
+from lastword import heap
 from lastword.broker.server import Broker
 
 VALUE_BYTES = 1024
@@ -210,8 +210,7 @@ async def _serve(log: lastword.Log) -> None:
     broker = Broker(log, host="127.0.0.1", port=0)
     await broker.start()
     # As `lastword serve` does.
-    gc.collect()
-    gc.freeze()
+    heap.freeze()
     host, port = broker.address
     print(f"{host}:{port}", flush=True)
     loop = asyncio.get_running_loop()

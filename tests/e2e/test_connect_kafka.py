@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from tests.support.broker import INLINE, RunningBroker
-from tests.support.cli import DEADLINE_S, wait_until
+from tests.support.cli import wait_until
 from tests.support.forks import killed_at
+from tests.support.kafka_clients import consume_in_group
 from tests.support.server import Server
 from tests.support.sources import Sources, running
 
@@ -203,42 +203,12 @@ def test_too_few_partitions_are_told(other: Log, source_broker: RunningBroker, l
 # ---------------------------------------------------------------------------------------------------- groups
 
 
-def consume(address: str, count: int | None, group: str = "readers") -> list[tuple[bytes, bytes | None]]:
+def consume(
+    address: str, count: int | None, group: str = "readers"
+) -> list[tuple[bytes | None, bytes | None]]:
     """Read so many records in a group, or all that there are, commit, and leave."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": address,
-            "group.id": group,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 50,
-        }
-    )
-    consumer.subscribe(["events"])
-    found: list[tuple[bytes, bytes | None]] = []
-    ended: set[int] = set()
-    next_offsets: dict[int, int] = {}
-    deadline = monotonic() + DEADLINE_S
-    try:
-        while len(found) != count and (count is not None or len(ended) < PARTITIONS):
-            assert monotonic() < deadline, f"{len(found)} records, ends of {ended}"
-            message = consumer.poll(0.5)
-            if message is None:
-                continue
-            if message.error() is not None:
-                ended.add(message.partition())
-                continue
-            found.append((message.key(), message.value()))
-            next_offsets[message.partition()] = message.offset() + 1
-        if next_offsets:
-            consumer.commit(
-                offsets=[TopicPartition("events", each, offset) for each, offset in next_offsets.items()],
-                asynchronous=False,
-            )
-    finally:
-        consumer.close()
-    return found
+    found = consume_in_group(address, "events", group, partitions=PARTITIONS, count=count)
+    return [(key, value) for _, key, value in found]
 
 
 def all_of(topic: Topic) -> list[tuple[bytes | None, bytes | None]]:

@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from peers.client import alter, create
 from peers.kafka import KafkaPeer
 from tests.support.broker import INLINE, RunningBroker
+from tests.support.kafka_clients import Taken, consume_in_group
 from tests.support.sources import running
 
 import lastword
@@ -17,7 +18,6 @@ import lastword
 TOPIC = "moving"
 PARTITIONS = 2
 KEYS = 50
-Place = tuple[int, int]
 
 
 def send(address: str, start: int, end: int) -> None:
@@ -33,40 +33,8 @@ def send(address: str, start: int, end: int) -> None:
     assert producer.flush(30) == 0
 
 
-def consume(address: str, count: int | None, group: str) -> list[tuple[Place, bytes | None, bytes | None]]:
-    """Read so many records in a group, or all that there are, and commit them."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": address,
-            "group.id": group,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-        }
-    )
-    consumer.subscribe([TOPIC])
-    found: list[tuple[Place, bytes | None, bytes | None]] = []
-    ended: set[int] = set()
-    deadline = time.monotonic() + 90
-    try:
-        while len(found) != count and (count is not None or len(ended) < PARTITIONS):
-            assert time.monotonic() < deadline, f"{len(found)} records, ends of {ended}"
-            message = consumer.poll(0.5)
-            if message is None:
-                continue
-            if message.error() is not None:
-                ended.add(message.partition())
-                continue
-            place = (message.partition(), message.offset())
-            found.append((place, message.key(), message.value()))
-        ends = {partition: offset + 1 for (partition, offset), _, _ in found}
-        if ends:
-            consumer.commit(
-                offsets=[TopicPartition(TOPIC, each, end) for each, end in ends.items()], asynchronous=False
-            )
-    finally:
-        consumer.close()
-    return found
+def consume(address: str, count: int | None, group: str) -> list[Taken]:
+    return consume_in_group(address, TOPIC, group, partitions=PARTITIONS, count=count, patience_s=90)
 
 
 @pytest.mark.parametrize("offsets", ["keep", "new"])

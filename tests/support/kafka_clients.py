@@ -117,6 +117,55 @@ def poll_until(condition: Callable[[], bool], what: str, *consumers: Consumer) -
     return values
 
 
+Taken = tuple[tuple[int, int], bytes | None, bytes | None]
+"""A record that was read: its partition and offset, key, value."""
+
+
+def consume_in_group(
+    address: str,
+    topic: str,
+    group: str,
+    *,
+    partitions: int,
+    count: int | None,
+    patience_s: float = PATIENCE_S,
+) -> list[Taken]:
+    """Read so many records in a group, or all that there are, commit them, and leave."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
+        }
+    )
+    consumer.subscribe([topic])
+    found: list[Taken] = []
+    ended: set[int] = set()
+
+    def is_read() -> bool:
+        message = consumer.poll(0.5)
+        if message is not None and message.error() is not None:
+            ended.add(message.partition())
+        elif message is not None:
+            found.append(((message.partition(), message.offset()), message.key(), message.value()))
+        return len(found) == count if count is not None else len(ended) >= partitions
+
+    try:
+        if count != 0:
+            wait_until(is_read, f"group {group} has read {topic}", patience_s)
+        ends = {partition: offset + 1 for (partition, offset), _, _ in found}
+        if ends:
+            consumer.commit(
+                offsets=[TopicPartition(topic, each, end) for each, end in ends.items()], asynchronous=False
+            )
+    finally:
+        consumer.close()
+    return found
+
+
 def commit(consumer: Consumer, topic: str, partition: int, offset: int, metadata: str = "") -> None:
     (done,) = consumer.commit(
         offsets=[TopicPartition(topic, partition, offset, metadata)], asynchronous=False

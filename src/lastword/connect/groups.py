@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from lastword import disk, running
-from lastword.broker.groups.records import CommittedOffset, OffsetKey, SavedGroup, offset_record, parse
-from lastword.broker.groups.store import GROUPS_TOPIC
+from lastword.broker.groups.records import CommittedOffset, OffsetKey, SavedGroup, offset_record
+from lastword.broker.groups.store import GROUPS_TOPIC, replay
 from lastword.connect.protocol import GroupOffset, TakenOver
 from lastword.connect.target import LogTarget, Target
 from lastword.errors import InvalidError, UnavailableError, UnknownTopicError
@@ -189,17 +189,16 @@ class _InternalTopic:
         self._log.internal_topic(GROUPS_TOPIC).append_internal(records)
         return True
 
-    def _replay(self, group: str) -> dict[str | OffsetKey, SavedGroup | CommittedOffset | None]:
+    def _replay(self, group: str) -> dict[str | OffsetKey, SavedGroup | CommittedOffset]:
         try:
             topic = self._log.topic(GROUPS_TOPIC)
         except UnknownTopicError:
             return {}
-        found: dict[str | OffsetKey, SavedGroup | CommittedOffset | None] = {}
-        for record in topic.read():
-            key, value = parse(record, topic=GROUPS_TOPIC)
-            if (key.group_id if isinstance(key, OffsetKey) else key) == group:
-                found[key] = value
-        return found
+        return {
+            key: value
+            for key, value in replay(topic)
+            if (key.group_id if isinstance(key, OffsetKey) else key) == group
+        }
 
     def _is_id_of(self, key: OffsetKey, offset: CommittedOffset) -> bool:
         try:

@@ -6,12 +6,12 @@ the broker (what was taken up is answered) and the sources, then the admin API, 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 from importlib.metadata import version
 from pathlib import Path
 
+from lastword import heap
 from lastword.admin import app as admin_app
 from lastword.admin.desk import Desk, WorkerDesk
 from lastword.admin.groups import CoordinatedGroups
@@ -82,9 +82,8 @@ async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServ
             sources_problem=lambda: sources.problem,
         )
     )
-    # What is loaded by now stays. Going through it once more would hold up every client for a tenth of a second.
-    gc.collect()
-    gc.freeze()
+    # A collection would hold up every client.
+    heap.freeze()
     leash.ready(kafka=list(broker.address), admin=list(admin.address))
     await stop.wait()
     logger.info("stopping")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Final
+
+from lastword import heap
 
 _FORKED_BY: Final = "pyspark.daemon"
 
@@ -14,15 +15,13 @@ _settled = False
 def settle() -> None:
     """Take what is loaded by now out of garbage collection, in a process that Spark has forked for tasks.
 
-    Spark collects garbage after every task and every plan. With the modules of a log loaded that goes through some
-    hundred thousand objects which stay anyway: 50 ms and more each time, more than a small task takes.
+    Spark collects garbage after every task and every plan: 50 ms and more each time, more than a small task takes.
     """
     global _settled
     if _settled or _main_module() != _FORKED_BY:
         return
     _settled = True
-    gc.collect()
-    gc.freeze()
+    heap.freeze()
 
 
 def _main_module() -> str | None:
