@@ -115,20 +115,10 @@ class _Server:
         self._admin: Any = AdminClient({"bootstrap.servers": address})
 
     def committed(self, group: str) -> dict[Place, int]:
-        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+        from lastword.connect.kafka.offsets import committed_offsets
 
-        try:
-            asked = self._admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group)], request_timeout=TIMEOUT_S
-            )
-            found = asked[group].result(TIMEOUT_S)
-        except (KafkaException, TimeoutError) as error:
-            raise UnavailableError(
-                f"The server does not tell the offsets of group {group!r}: {error}"
-            ) from error
-        return {
-            (each.topic, each.partition): each.offset for each in found.topic_partitions if each.offset >= 0
-        }
+        found = committed_offsets(self._admin, group, who="The server")
+        return {(each.topic, each.partition): each.offset for each in found}
 
     def commit(self, group: str, offsets: Offsets) -> bool:
         from confluent_kafka import (

@@ -2,6 +2,7 @@
 
 connector.py  records, partition by partition
 groups.py     the groups' offsets at the source, and what they are here
+offsets.py    what a group has committed, at the source or here
 """
 
 from __future__ import annotations

@@ -11,17 +11,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from lastword.connect.kafka.offsets import TIMEOUT_S, committed_offsets
 from lastword.connect.protocol import Context, GroupOffset
 from lastword.errors import InvalidError, LastwordError, UnavailableError
 
 logger = logging.getLogger(__name__)
-
-TIMEOUT_S: Final = 15.0
 
 TopicPartitions = Mapping[str, Mapping[str, int]]
 
@@ -113,16 +112,8 @@ class GroupMirror:
         )
 
     def _committed(self, group: str) -> Iterable[tuple[str, int, int, str]]:
-        try:
-            asked = self._opened().list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group)], request_timeout=TIMEOUT_S
-            )
-            found = asked[group].result(TIMEOUT_S)
-        except (KafkaException, TimeoutError) as error:
-            raise UnavailableError(f"Kafka does not tell the offsets of group {group!r}: {error}") from error
-        for each in found.topic_partitions:
-            if each.error is None and each.offset >= 0:
-                yield each.topic, each.partition, each.offset, each.metadata or ""
+        for each in committed_offsets(self._opened(), group, who="Kafka"):
+            yield each.topic, each.partition, each.offset, each.metadata or ""
 
 
 def _is_pattern(name: str) -> bool:
