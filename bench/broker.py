@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +41,8 @@ VALUE_BYTES = 1024
 TOPIC = "t"
 FETCH_BYTES = 4_000_000
 """As much as the consumer asks for at a time."""
+COMPACTIONS = 5
+"""So many are watched; as many windows of four seconds without one are between them."""
 
 
 def main() -> None:
@@ -82,8 +84,9 @@ def main() -> None:
         for sync in ("group", "none"):
             with server(sync, None) as running:
                 for rate in (100, 1000):
-                    row = latency(running, rate, seconds=2 if args.quick else 10)
-                    found.add(part="latency", wal_sync=sync, rate_per_s=rate, **row)
+                    count = rate * (2 if args.quick else 10)
+                    taken = latencies(running, rate, lambda number, count=count: number < count)
+                    found.add(part="latency", wal_sync=sync, rate_per_s=rate, **percentiles(taken))
         found.show("Produces of one record at a fixed rate, acks=all")
         results.rows += found.rows
     if args.only in (None, "beside"):
@@ -112,7 +115,7 @@ def beside_a_compaction(records: int) -> Iterator[dict[str, object]]:
             text += process.stdout.readline()
         ready = json.loads(text)
         running = Running(process, ready["kafka"])
-        for number in range(3):
+        for number in range(1 + COMPACTIONS):
             made = ["topic", "create", f"big-{number}", "--config", "cleanup.policy=compact"]
             subprocess.run(
                 [*command, *made, "--data", str(folder / "data")], check=True, stdout=subprocess.DEVNULL
@@ -130,15 +133,16 @@ def beside_a_compaction(records: int) -> Iterator[dict[str, object]]:
 
         # The first compaction starts Spark.
         compact(0)
-        latency(running, 200, 5)
+        latencies(running, 200, lambda number: number < 1000)
+        taken: dict[str, list[float]] = {"none": [], "running": []}
         with ThreadPoolExecutor(1) as pool:
-            for number in (1, 2):
-                for _ in range(2):
-                    yield {"compaction": "none", **latency(running, 200, 4)}
+            for number in range(1, 1 + COMPACTIONS):
+                taken["none"] += latencies(running, 200, lambda number: number < 800)
                 beside = pool.submit(compact, number)
-                while not beside.done():
-                    yield {"compaction": "running", **latency(running, 200, 4)}
+                taken["running"] += latencies(running, 200, lambda _, beside=beside: not beside.done())
                 beside.result()
+        for name, found in taken.items():
+            yield {"compaction": name, "produces": len(found), **percentiles(found)}
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -339,13 +343,15 @@ def _receive(sock: socket.socket, into: memoryview) -> None:
         into = into[received:]
 
 
-def latency(running: Running, rate: int, seconds: float) -> dict[str, object]:
+def latencies(running: Running, rate: int, goes_on: Callable[[int], bool]) -> list[float]:
+    """The seconds that single produces took, sent at a fixed rate as long as `goes_on` says so of the next one."""
     producer = Producer({"bootstrap.servers": running.address, "linger.ms": 0, "acks": "all"})
     producer.list_topics(TOPIC, timeout=10)
     taken: list[float] = []
     value = bytes(VALUE_BYTES)
     began = time.perf_counter()
-    for number in range(int(rate * seconds)):
+    number = 0
+    while goes_on(number):
         due = began + number / rate
         while (left := due - time.perf_counter()) > 0:
             producer.poll(left)
@@ -353,11 +359,14 @@ def latency(running: Running, rate: int, seconds: float) -> dict[str, object]:
         producer.produce(
             TOPIC, value, on_delivery=lambda *_, sent=sent: taken.append(time.perf_counter() - sent)
         )
-    producer.flush(30)
-    return {
-        "p50_ms": float(np.percentile(taken, 50) * 1000),
-        "p99_ms": float(np.percentile(taken, 99) * 1000),
-    }
+        number += 1
+    assert producer.flush(30) == 0
+    return taken
+
+
+def percentiles(taken: list[float]) -> dict[str, float]:
+    p50_ms, p99_ms = np.percentile(taken, [50, 99]) * 1000
+    return {"p50_ms": float(p50_ms), "p99_ms": float(p99_ms)}
 
 
 def figures(count: int, seconds: float, cpu_s: float) -> dict[str, object]:

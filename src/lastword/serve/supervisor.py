@@ -1,9 +1,10 @@
 """The supervisor: starts the broker's and the worker's process, and sees to it that both go on.
 
-By its steps: start the broker, wait until it listens, start the worker, write `run/server.json`, say that the server
-is ready. A process that ends by itself is counted, said in the log, and started again after a pause that doubles
-while it keeps ending; a long run takes the pause back. What keeps a process from starting the first time, a port
-that is taken or a data folder that is held, ends the server with that error.
+By its steps: start the broker, wait until it listens, start the worker, write `run/server.json`, say that the server is
+ready. A process that ends by itself is counted, said in the log, and started again after a pause that doubles while it
+keeps ending; one that has served for longer than it was paused begins with the shortest pause again. What keeps a
+process from starting the first time, a port that is taken or a data folder that is held, ends the server with that
+error.
 
 SIGTERM and SIGINT stop both in order; a second one kills them. If the supervisor itself is killed both see it and end.
 The supervisor opens nothing of the log and is never in a record's way.
@@ -36,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
-LONG_RUN_S = 10.0
-"""A process that ran for so long has not been failing."""
 STOP_S = 30.0
 """How long a process may take to stop before it is killed. Killed at any point, nothing that was acknowledged is lost."""
 START_S = 30.0
@@ -156,17 +155,16 @@ class Supervisor:
 
     async def _keep(self, child: _Child) -> None:
         """Start a process again whenever it ends by itself."""
-        pause_s = FIRST_PAUSE_S
+        pause_s = 0.0
         while True:
             assert child.process is not None
             began_ms = self._clock.now_ms()
             code = await child.process.wait()
             if self._stop.is_set():
                 return
-            if self._clock.now_ms() - began_ms > LONG_RUN_S * 1000:
-                pause_s = FIRST_PAUSE_S
-            ending = _ending(code)
+            ran_s, ending = (self._clock.now_ms() - began_ms) / 1000, _ending(code)
             while True:
+                pause_s = next_pause_s(pause_s, ran_s)
                 child.state = ChildProcess(restarts=child.state.restarts + 1, last_end=ending)
                 logger.error(
                     "the %s ended by itself (%s); it is started again in %.1f s, for the %d. time",
@@ -178,13 +176,12 @@ class Supervisor:
                 self._save()
                 if await self._unless_stopped(asyncio.sleep(pause_s, "go on")) is None:
                     return
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
                 try:
                     if await self._start(child) is None:
                         return
                 except Exception as error:  # noqa: BLE001
                     _send(child, signal.SIGKILL)
-                    ending = f"could not start: {error or type(error).__name__}"
+                    ran_s, ending = 0.0, f"could not start: {error or type(error).__name__}"
                     continue
                 break
             logger.info("the %s runs again, as process %d", child.name, child.process.pid)
@@ -272,6 +269,11 @@ async def _first_word(child: _Child, reader: asyncio.StreamReader) -> bytes:
         return await saying
     finally:
         saying.cancel()
+
+
+def next_pause_s(paused_s: float, ran_s: float) -> float:
+    """The pause before a process is started again: the shortest, unless it has served no longer than it was paused."""
+    return FIRST_PAUSE_S if ran_s > paused_s else min(max(FIRST_PAUSE_S, paused_s * 2), LONGEST_PAUSE_S)
 
 
 def show_address(host: str, port: int) -> str:

@@ -1,4 +1,4 @@
-"""A process that takes long to start is waited for, and that is said."""
+"""A process that takes long to start is waited for, and that is said; one that keeps ending is paused for longer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lastword.clock import SystemClock
 from lastword.errors import UnavailableError
 from lastword.serve import supervisor
 from lastword.serve.child import ServeOptions
-from lastword.serve.supervisor import Supervisor, _Child
+from lastword.serve.supervisor import Supervisor, _Child, next_pause_s
 
 SLOW = """\
 import socket, sys, time
@@ -78,3 +78,10 @@ def test_a_slow_start_is_waited_for(
     else:
         with pytest.raises(UnavailableError, match="exit code 7"):
             asyncio.run(start(options, flag, caplog))
+
+
+def test_the_pause_doubles_until_a_process_has_served_for_longer_than_it_was_paused() -> None:
+    pauses = [0.0]
+    for ran_s in (0.0, 0.0, 0.4, 2.0, 0.0, 0.0, 5.0, 16.0, 0.5):
+        pauses.append(next_pause_s(pauses[-1], ran_s))
+    assert pauses[1:] == [0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 0.5, 1.0]
