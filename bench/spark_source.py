@@ -2,10 +2,14 @@
 
 python -m bench.spark_source [--quick] [--rounds N] [--records N] [--value-bytes N] [--only PART] [--json PATH]
 
-records   every column, and key and value alone: the source, and `spark.read.parquet` of the topic's files
+records   every column, and key and value alone: the source, and `spark.read.parquet` of the topic's files. Beside key and
+          value also a source that reads nothing and only hands the same batches over and over to Spark: what is left
+          is the price of any source in Python
 state     the newest record of each key: the source's state view, and `max_by` and `row_number` over the Parquet files
 stream    the whole topic through one streaming query, all at once and in bounded triggers
-CPU seconds are those of the JVM and of all Python processes. Each round runs all of them, one after the other; a `noop` sink takes the rows, so every column is really made.
+
+CPU seconds are those of the JVM and of all Python processes. Each round runs all of them, one after the other; a `noop` sink
+takes the rows, so every column is really made.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.window import Window
 
 import lastword
@@ -31,6 +36,8 @@ from bench.support import Results, console, keys_of, median, timed, usage, value
 PARTS = ("every column", "key and value", "state", "one key", "stream")
 SEGMENTS = 20
 DELETED = 0.02
+BATCH_ROWS = 16 * 1024
+HANDING_OVER_TASKS = 4
 WARM_UP_ROUNDS = 2
 
 
@@ -52,7 +59,8 @@ def main() -> None:
         size_bytes = _fill(Path(folder), records, args.value_bytes)
         spark = _session(args.master)
         lastword.spark.register(spark)
-        bench = _Bench(spark, folder)
+        spark.dataSource.register(_HandedOver)
+        bench = _Bench(spark, folder, records, args.value_bytes)
         for title, ways in zip(
             PARTS,
             (bench.records(), bench.keys_and_values(), bench.state(), bench.one_key(), bench.stream(records)),
@@ -95,8 +103,9 @@ def _fill(folder: Path, records: int, value_bytes: int) -> int:
 
 
 class _Bench:
-    def __init__(self, spark: SparkSession, folder: str) -> None:
+    def __init__(self, spark: SparkSession, folder: str, records: int, value_bytes: int) -> None:
         self._spark = spark
+        self._handed_over = {"records": str(records), "value_bytes": str(value_bytes)}
         self._folder = folder
         self._files = f"{folder}/warehouse"
 
@@ -120,6 +129,9 @@ class _Bench:
         return {
             "lastword": lambda: _noop(self._ours(columns="key,value")),
             "parquet": lambda: _noop(self._parquet().select("key", "value")),
+            "handed over only": lambda: _noop(
+                self._spark.read.format("handed_over").options(**self._handed_over).load()
+            ),
         }
 
     def state(self) -> dict[str, Callable[[], object]]:
@@ -170,6 +182,39 @@ class _Bench:
             "all at once": lambda: run(None),
             "ten triggers": lambda: run(records // 10),
         }
+
+
+class _HandedOver(DataSource):
+    """As many rows as the topic has, of the same sizes, that need not be read."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "handed_over"
+
+    def schema(self) -> str:
+        return "key binary, value binary"
+
+    def reader(self, schema: object) -> _HandingOver:  # noqa: ARG002
+        return _HandingOver(int(self.options["records"]), int(self.options["value_bytes"]))
+
+
+class _HandingOver(DataSourceReader):
+    def __init__(self, records: int, value_bytes: int) -> None:
+        self._records = records
+        self._value_bytes = value_bytes
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(HANDING_OVER_TASKS)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        rng = np.random.default_rng(partition.value)
+        keys = keys_of(rng.integers(0, self._records, BATCH_ROWS))
+        values = values_of(rng, BATCH_ROWS, self._value_bytes)
+        batch = pa.record_batch({"key": keys.cast(pa.binary()), "value": values.cast(pa.binary())})
+        left = self._records // HANDING_OVER_TASKS
+        while left > 0:
+            yield batch.slice(0, min(left, BATCH_ROWS))
+            left -= BATCH_ROWS
 
 
 def _noop(rows: DataFrame) -> None:

@@ -4,7 +4,7 @@ Theta sketches of several segments unite to the sketch of all of them, which is 
 and the estimates of a plan need. They are Apache DataSketches', as Iceberg keeps them for columns.
 
 The library takes one number a call, far too slow for every key. But a sketch keeps only the keys whose hash
-lies below a threshold, so `KeySketch` finds those by numpy, with the library's own hash, and gives it only them.
+lies below a threshold, so `KeySketch` finds those with the library's own hash, compiled, and gives it only them.
 """
 
 from __future__ import annotations
@@ -55,11 +55,9 @@ class KeySketch:
 
     def add(self, keys: pa.Array) -> None:
         """Take in a column of keys; null is no key."""
-        numbers = _numbers_of(keys)
-        hashes = _theta_hash(numbers)
-        low = hashes < np.uint64(self._threshold)
-        hashes, first = np.unique(np.concatenate([self._hashes, hashes[low]]), return_index=True)
-        numbers = np.concatenate([self._numbers, numbers[low]])[first]
+        numbers, hashes = _low_keys(keys, self._threshold)
+        hashes, first = np.unique(np.concatenate([self._hashes, hashes]), return_index=True)
+        numbers = np.concatenate([self._numbers, numbers])[first]
         if len(hashes) > 1 << _LOG_K:
             self._threshold = int(hashes[1 << _LOG_K])
         self._hashes, self._numbers = hashes[: 1 << _LOG_K], numbers[: 1 << _LOG_K]
@@ -118,29 +116,15 @@ class Sketches:
         return known
 
 
-def _numbers_of(keys: pa.Array) -> _UInt64s:
-    """A number for each key that is not null. Two keys share one so seldom that no estimate notices."""
+def _low_keys(keys: pa.Array, threshold: int) -> tuple[_UInt64s, _UInt64s]:
+    """Of the keys that are not null, those whose hash is below the threshold: numbers that stand for them, and hashes.
+
+    Two keys share a number so seldom that no estimate notices.
+    """
     # Compiled code, which only those load who write segments or ask for estimates.
-    from lastword.segments._keyhash import hash_keys
+    from lastword.segments._keyhash import find_low
 
     column = binary_column(keys.drop_null() if keys.null_count else keys)
-    hashes = np.zeros(len(column.offsets) - 1, np.uint64)
-    hash_keys(column.data, column.offsets, hashes)
-    return hashes
-
-
-def _theta_hash(numbers: _UInt64s) -> _UInt64s:
-    """The library's hash of a number: the first half of MurmurHash3 (x64, 128 bits), without its last bit."""
-    with np.errstate(over="ignore"):
-        mixed = numbers * np.uint64(0x87C37B91114253D5)
-        mixed = (mixed << np.uint64(31)) | (mixed >> np.uint64(33))
-        mixed *= np.uint64(0x4CF5AD432745937F)
-        first = (mixed ^ np.uint64(_SEED ^ 8)) + np.uint64(_SEED ^ 8)
-        second = first + np.uint64(_SEED ^ 8)
-        return (_final_mix(first) + _final_mix(second)) >> np.uint64(1)
-
-
-def _final_mix(mixed: _UInt64s) -> _UInt64s:
-    mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-    mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-    return mixed ^ (mixed >> np.uint64(33))
+    numbers, hashes = np.empty((2, len(column.offsets) - 1), np.uint64)
+    found = find_low(column.data, column.offsets, np.uint64(_SEED), np.uint64(threshold), numbers, hashes)
+    return numbers[:found], hashes[:found]
