@@ -3,7 +3,7 @@
 By its steps, for a topic:
 1. look at the table: everything below a partition's sealed end is sealed, whatever any local file says;
 2. propose (pure): the rolled files from there on, in order;
-3. write each as one segment file, row group by row group, leaving out rows below the log start;
+3. write each as one segment file, row group by row group, leaving out rows below the log start, several at a time;
 4. commit the segments of all partitions and their new sealed ends as one snapshot.
 
 Killed before 4: nothing has changed, the files written so far are nobody's, and the collector takes them.
@@ -16,7 +16,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 COMMIT_BYTES = 2 << 30
 """A commit is made after about this many WAL bytes, so that a long backlog is sealed bit by bit."""
+
+THREADS = min(4, os.cpu_count() or 1)
+"""So many files are written at a time. Each needs the memory of a row group or two."""
 
 Progress = Callable[[int, int], None]
 """Called with the WAL bytes done and the WAL bytes in all."""
@@ -158,14 +164,19 @@ def seal(
             report = _add(report, _commit(table, pending, epochs))
             pending.clear()
 
-        for each in todo:
-            if each.partition in problems:
-                continue
+        for each, written in _in_order(todo, lambda file: _write_segment(table, file, lease.id, codec)):
             try:
-                pending.append(_Sealed(file=each, segment=_write_segment(table, each, lease.id, codec)))
+                sealed = _Sealed(file=each, segment=written())
             except CorruptError as error:
-                stop(each.partition, error)
+                if each.partition not in problems:
+                    stop(each.partition, error)
                 continue
+            if each.partition in problems:
+                # It was written ahead, behind a file that is damaged.
+                if sealed.segment is not None:
+                    table.files.discard(sealed.segment)
+                continue
+            pending.append(sealed)
             if progress is not None:
                 progress(report.wal_bytes + sum(done.file.size_bytes for done in pending), total_bytes)
             if sum(done.file.size_bytes for done in pending) >= COMMIT_BYTES:
@@ -175,6 +186,24 @@ def seal(
     metrics.SEGMENTS_SEALED.labels(report.topic).inc(len(report.segments))
     metrics.BYTES_SEALED.labels(report.topic).inc(report.size_bytes)
     return replace(report, duration_s=monotonic_s() - started_s, problems=tuple(sorted(problems.items())))
+
+
+def _in_order(
+    todo: Sequence[FileToSeal], write: Callable[[FileToSeal], Segment | None]
+) -> Iterator[tuple[FileToSeal, Callable[[], Segment | None]]]:
+    """Each file with what waits for its segment, while other threads write the next ones."""
+    with ThreadPoolExecutor(max(1, min(THREADS, len(todo))), "lastword-seal") as pool:
+        ahead: deque[tuple[FileToSeal, Future[Segment | None]]] = deque()
+        try:
+            for each in todo:
+                ahead.append((each, pool.submit(write, each)))
+                if len(ahead) > THREADS:
+                    file, written = ahead.popleft()
+                    yield file, written.result
+            for file, written in ahead:
+                yield file, written.result
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _write_segment(table: SegmentTable, file: FileToSeal, job_id: str, codec: Codec) -> Segment | None:

@@ -125,6 +125,11 @@ class SegmentFiles:
         schema = PAYLOAD_SCHEMA if columns is None else _selected(columns)
         return _read(self.file_io(), segment, schema, from_offset)
 
+    def discard(self, segment: Segment) -> None:
+        """Remove a file that was written for nothing; where that fails the collector does it."""
+        with suppress(Exception):
+            self.file_io().delete(segment.path)
+
     def file_io(self) -> SyncedFileIO:
         return SyncedFileIO(self.properties)
 
