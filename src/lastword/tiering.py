@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -191,8 +192,11 @@ def seal(
 def _in_order(
     todo: Sequence[FileToSeal], write: Callable[[FileToSeal], Segment | None]
 ) -> Iterator[tuple[FileToSeal, Callable[[], Segment | None]]]:
-    """Each file with what waits for its segment, while other threads write the next ones."""
-    with ThreadPoolExecutor(max(1, min(THREADS, len(todo))), "lastword-seal") as pool:
+    """Each file with what waits for its segment, while other threads write the next ones. One alone needs none."""
+    if min(THREADS, len(todo)) < 2:
+        yield from ((each, partial(write, each)) for each in todo)
+        return
+    with ThreadPoolExecutor(THREADS, "lastword-seal") as pool:
         ahead: deque[tuple[FileToSeal, Future[Segment | None]]] = deque()
         try:
             for each in todo:
