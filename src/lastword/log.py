@@ -242,6 +242,11 @@ class Log:
         """The names of all topics; those of Lastword's own only if asked for."""
         return [info.name for info in self.topic_infos(include_internal=include_internal)]
 
+    def catalog_names(self) -> list[str]:
+        """The names of all topics, also of those that can't be read just now or are being deleted."""
+        self._check_open()
+        return self._catalog.list()
+
     def topic_infos(self, *, include_internal: bool = False) -> list[TopicInfo]:
         """All topics, without opening their WALs; those of Lastword's own only if asked for."""
         self._check_open()

@@ -21,11 +21,14 @@ class Measures:
 
     def __init__(self) -> None:
         self._set: dict[Gauge, set[tuple[str, ...]]] = {}
+        self._names: set[str] = set()
 
     def take(self, topics: Iterable[tuple[Topic, SegmentTable]], now_ms: int) -> None:
         """Look at the topics, all that there are, and export what is found."""
         found: dict[Gauge, dict[tuple[str, ...], float]] = defaultdict(dict)
+        names = set()
         for topic, table in topics:
+            names.add(topic.name)
             _look(topic, table, now_ms, found)
         for gauge, values in found.items():
             for labels, value in values.items():
@@ -34,6 +37,9 @@ class Measures:
             for labels in labels_before - set(found.get(gauge, ())):
                 gauge.remove(*labels)
         self._set = {gauge: set(values) for gauge, values in found.items()}
+        for name in self._names - names:
+            metrics.forget_topic(name)
+        self._names = names
 
 
 def _look(

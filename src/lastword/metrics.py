@@ -184,6 +184,24 @@ ADMIN_REQUESTS = Counter(
     registry=REGISTRY,
 )
 
+_OF_TOPICS = tuple(
+    each
+    for each in tuple(globals().values())
+    if isinstance(each, Counter | Gauge | Histogram) and "topic" in each._labelnames  # noqa: SLF001
+)
+
+
+def forget_topic(name: str) -> None:
+    """Take back what was exported of a topic that is gone: else everything of each that ever was would stay."""
+    for metric in _OF_TOPICS:
+        samples = [each for family in metric.collect() for each in family.samples]
+        for labels in {
+            tuple(value for label, value in each.labels.items() if label != "le")
+            for each in samples
+            if each.labels["topic"] == name
+        }:
+            metric.remove(*labels)
+
 
 def exposition() -> str:
     """All metrics as Prometheus reads them."""

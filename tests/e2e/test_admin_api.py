@@ -9,9 +9,11 @@ import re
 import threading
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from tests.support.cli import Cli, wait_until
 from tests.support.server import SETTINGS, Server, serving
 
@@ -285,6 +287,23 @@ def test_groups_are_listed_described_and_deleted(api: httpx.Client, topic: str, 
     assert api.delete("/v1/groups/readers").json() == {"group": "readers", "deleted": True}
     assert "there is no group" in detail(api.get("/v1/groups/readers"), 404)
     assert "there is no group" in detail(api.delete("/v1/groups/readers"), 404)
+
+
+@pytest.mark.parametrize(
+    "group",
+    ["team/readers", "readers/", "a/../b", "ü?x=1&y#z", "a%2Fb"],
+    ids=["slash", "slash-at-the-end", "dots", "signs", "percent"],
+)
+def test_any_text_may_be_a_groups_id(api: httpx.Client, topic: str, server: Server, group: str) -> None:
+    consumer = Consumer({"bootstrap.servers": server.kafka, "group.id": group, "log_level": 0})
+    try:
+        consumer.commit(offsets=[TopicPartition(topic, 0, 1)], asynchronous=False)
+    finally:
+        consumer.close()
+    path = f"/v1/groups/{quote(group, safe='')}"
+    assert api.get(path).json()["group"] == group
+    assert api.delete(path).json() == {"group": group, "deleted": True}
+    assert detail(api.get(path), 404) == f"there is no group {group!r}"
 
 
 # ------------------------------------------------------------------------------------- who may ask, health

@@ -29,12 +29,20 @@ from kafka.protocol.admin import (
     DeleteTopicsResponse,
     DescribeAclsRequest,
     DescribeAclsResponse,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
+)
+from kafka.protocol.metadata import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    MetadataRequest,
+    MetadataResponse,
 )
 from tests.support.broker import RunningBroker, running_broker
 from tests.support.kafka_clients import (
@@ -46,7 +54,9 @@ from tests.support.kafka_clients import (
 )
 from tests.support.raw_client import RawClient
 
+import lastword
 from lastword.broker.kafka_settings import KAFKA_SETTINGS
+from lastword.broker.server import Broker
 from lastword.config.keys import BROKER_SETTINGS, TOPIC_SETTINGS
 from lastword.errors import UnknownTopicError
 
@@ -475,6 +485,27 @@ class TestCluster:
         assert [(node.id, node.host, node.port) for node in found.nodes] == [(1, "127.0.0.1", broker.port)]
         assert found.controller.id == 1
         assert found.cluster_id == broker.broker.node.cluster_id
+
+    def test_where_it_listens_at_all_addresses_clients_are_told_the_one_that_they_reached(
+        self, tmp_path: Path
+    ) -> None:
+        class ListensEverywhere(RunningBroker):
+            async def _start(self) -> Broker:
+                broker = Broker(self.log, host="0.0.0.0", port=0)
+                await broker.start()
+                return broker
+
+        with (
+            lastword.open(tmp_path / "everywhere") as log,
+            ListensEverywhere(log) as broker,
+            RawClient(f"127.0.0.2:{broker.port}") as client,
+        ):
+            (node,) = client.ask(MetadataRequest(topics=[]), MetadataResponse, 9).brokers
+            assert (node.host, node.port) == ("127.0.0.2", broker.port)
+            found = client.ask(FindCoordinatorRequest(key="g", key_type=0), FindCoordinatorResponse, 3)
+            assert (found.host, found.port) == ("127.0.0.2", broker.port)
+            (node,) = client.ask(DescribeClusterRequest(), DescribeClusterResponse, 0).brokers
+            assert (node.host, node.port) == ("127.0.0.2", broker.port)
 
     def test_no_access_control(self, broker: RunningBroker) -> None:
         everything = DescribeAclsRequest(

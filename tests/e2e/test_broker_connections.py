@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kafka.protocol.consumer import FetchResponse
 from tests.support.broker import RunningBroker, running_broker
 
 from lastword import batch
+from lastword.broker.connection import SCRATCH_BYTES
 from lastword.broker.errors import ErrorCode
 from lastword.broker.wire import APIS
 from lastword.record import NewRecord
@@ -190,6 +192,62 @@ def test_connections_beyond_the_limit_and_idle_ones_are_closed(tmp_path: Path) -
             client.close()
 
 
+def test_small_requests_of_many_connections_stay_within_the_memory_too(broker: RunningBroker) -> None:
+    frames = produce_frame(1, bytes(16_000)) * 8
+    clients = [connect(broker) for _ in range(6)]
+    for client in clients:
+        # Behind this nothing is taken up until a record comes.
+        client.sendall(fetch_frame(0, 0, wait_ms=60_000))
+    sent = dict.fromkeys(clients, 0)
+    for _ in range(40):
+        for client in clients:
+            client.setblocking(False)
+            # Whole requests, each time: none of them must ask for memory first.
+            with suppress(BlockingIOError):
+                sent[client] += client.send(frames)
+            client.settimeout(20)
+        time.sleep(0.01)
+    used = broker.on_loop(lambda: broker.broker.memory.used_bytes)
+    assert 8 * MIB <= used <= 8 * MIB + len(clients) * SCRATCH_BYTES
+    broker.log.topic("t").append("k", "v")
+    for client, size_bytes in sent.items():
+        whole, rest = divmod(size_bytes, len(frames) // 8)
+        client.sendall(frames[rest : len(frames) // 8] if rest else b"")
+        answers = [receive(client)[0] for _ in range(1 + whole + bool(rest))]
+        assert answers == [0] + [1] * (len(answers) - 1)
+        client.close()
+
+
+def test_what_is_being_written_counts_when_its_client_has_gone(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    validate = batch.validate
+
+    def held_up(data: memoryview, limits: batch.Limits) -> batch.BatchHeader:
+        assert may_go_on.wait(20)
+        return validate(data, limits)
+
+    monkeypatch.setattr(batch, "validate", held_up)
+    memory = broker.broker.memory
+    try:
+        for count in (1, 2):
+            with connect(broker) as client:
+                client.sendall(produce_frame(1, bytes(3 * MIB)) + produce_frame(2, bytes(1000)))
+                wait_for(lambda count=count: memory.used_bytes > count * (3 * MIB + 1000))
+            wait_for(lambda: broker.broker.connections == 0)
+            assert memory.used_bytes > count * (3 * MIB + 1000)
+        with connect(broker) as client:
+            # No request after all: nothing of it is kept.
+            client.sendall(struct.pack(">ihhih", 12, 0, 7, 1, -1) + b"ab")
+            assert client.recv(1) == b""
+        assert memory.used_bytes < 2 * (3 * MIB + 2000)
+    finally:
+        may_go_on.set()
+    wait_for(lambda: memory.used_bytes == 0)
+    assert sum(1 for _ in broker.log.topic("t").read()) == 4
+
+
 def test_a_stop_answers_what_it_has_taken_up(broker: RunningBroker) -> None:
     with connect(broker) as client, connect(broker) as waiting:
         waiting.sendall(fetch_frame(7, 0, wait_ms=60_000))
@@ -246,6 +304,46 @@ def test_min_bytes_are_waited_for(broker: RunningBroker) -> None:
         client.sendall(fetch_frame(2, 29, wait_ms=100, min_bytes=3000))
         _, answer = receive(client)
         assert 100 < len(answer) < 1000
+
+
+@pytest.mark.parametrize("where", ["tail", "sealed"])
+@pytest.mark.parametrize("min_bytes", [100_000, 200 * MIB])
+def test_min_bytes_are_not_waited_for_where_max_bytes_keep_them_back(
+    broker: RunningBroker, where: str, min_bytes: int
+) -> None:
+    topic = broker.log.topic("t")
+    for _ in range(20):
+        topic.append("k", bytes(16_000))
+    if where == "sealed":
+        topic.seal()
+    with connect(broker) as client:
+        started = time.monotonic()
+        client.sendall(fetch_frame(1, 0, wait_ms=10_000, min_bytes=min_bytes, max_bytes=100_000))
+        _, answer = receive(client)
+        assert 16_000 < len(answer) < 100_000
+        assert time.monotonic() - started < 5
+
+
+def test_a_fetch_that_waits_for_more_keeps_nothing_meanwhile(broker: RunningBroker) -> None:
+    topic = broker.log.topic("t")
+    for _ in range(10):
+        topic.append("k", bytes(100_000))
+    with connect(broker) as client:
+        client.sendall(fetch_frame(1, 0, wait_ms=60_000, min_bytes=10 * MIB))
+        fetches = broker.broker._fetches
+        wait_for(lambda: bool(fetches.waiting))
+        topic.append("k", bytes(100_000))
+
+        def kept_bytes() -> int:
+            found = [part for each in fetches.waiting for _, _, parts in each._topics for part in parts]
+            assert len(found) == 1
+            return sum(map(len, found[0].pieces))
+
+        assert broker.on_loop(kept_bytes) == 0
+        for _ in range(4):
+            topic.append("k", bytes(3 * MIB))
+        _, answer = receive(client)
+        assert len(answer) >= 10 * MIB
 
 
 @pytest.mark.parametrize("version", range(4, 18))

@@ -183,3 +183,26 @@ def test_a_connection_that_cant_be_taken_is_tried_again(
     assert produce(producer(broker), [b"a"]) == 1
     said = [each for each in caplog.records if "can't take another connection" in each.getMessage()]
     assert 1 <= len(said) <= 5
+
+
+def test_a_topic_that_could_not_be_opened_at_the_start_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mender, "FIRST_PAUSE_S", 0.1)
+    settings = {"auto.create.topics.enable": False}
+    with running_broker(tmp_path / "data", settings) as broker:
+        broker.log.create_topic("t").append("k", "v")
+    folder = tmp_path / "data" / "warehouse"
+    away = folder.rename(tmp_path / "away")
+    with running_broker(tmp_path / "data", settings) as broker:
+        consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "g", "log_level": 0})
+        try:
+            assert "t" not in consumer.list_topics(timeout=10).topics
+            away.rename(folder)
+            deadline_s = time.monotonic() + 20
+            while "t" not in consumer.list_topics(timeout=10).topics and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+            assert consumer.get_watermark_offsets(TopicPartition("t", 0), timeout=10) == (0, 1)
+            assert broker.broker.node.unopened == set()
+        finally:
+            consumer.close()

@@ -18,6 +18,7 @@ from kafka import TopicPartition as PyPartition
 from tests.support.broker import RunningBroker, running_broker
 from tests.support.kafka_clients import LEAVES_SOCKETS, collected  # noqa: F401
 
+from lastword import metrics
 from lastword.broker.partitions import TopicView
 from lastword.topic import Topic
 
@@ -315,3 +316,15 @@ def test_where_many_partitions_begin_takes_one_look_at_the_table(
     found = client.list_offsets(wanted)
     assert [each.result(20).offset for each in found.values()] == [0] * 20
     assert len(looks) == 1
+
+
+def test_deleted_topics_leave_no_metrics(broker: RunningBroker) -> None:
+    for name in ("passing-1", "passing-2"):
+        broker.log.create_topic(name)
+        producer = Producer({"bootstrap.servers": broker.address})
+        producer.produce(name, b"v")
+        assert producer.flush(20) == 0
+        assert f'lastword_append_records_total{{topic="{name}"}} 1.0' in metrics.exposition()
+        broker.log.delete_topic(name)
+    # They are looked for whenever a topic is used for the first time.
+    assert "passing-1" not in metrics.exposition()

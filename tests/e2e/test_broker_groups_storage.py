@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,12 @@ from tests.support.kafka_clients import (
 )
 from tests.support.logs import offsets
 
+from lastword.broker.errors import ErrorCode
 from lastword.broker.groups.handlers import GroupHandlers
-from lastword.broker.groups.service import GroupService
-from lastword.broker.groups.store import GROUPS_TOPIC
-from lastword.errors import InvalidTopicError
+from lastword.broker.groups.members import MemberRef
+from lastword.broker.groups.service import GroupService, NewOffset
+from lastword.broker.groups.store import GROUPS_TOPIC, Entry
+from lastword.errors import InvalidTopicError, LastwordError
 from lastword.log import Log
 from lastword.readers import committed_positions, save_group_positions
 
@@ -152,6 +155,40 @@ class TestExpiry:
             assert admin(broker.address).list_consumer_groups().result(PATIENCE_S).valid == []
         with running_broker(tmp_path / "data", NOW, clock=clock) as broker:
             assert service(broker).groups() == []
+
+    def test_a_commit_at_the_same_moment_is_not_taken_back(
+        self, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def commit_while_they_expire(groups: GroupService, offset: int) -> None:
+            store = groups._store
+            append, is_writing, may_write = store._append, asyncio.Event(), asyncio.Event()
+
+            async def held_back(entries: Sequence[Entry]) -> LastwordError | None:
+                is_writing.set()
+                await may_write.wait()
+                return await append(entries)
+
+            monkeypatch.setattr(store, "_append", held_back)
+            new = {("t", 0): NewOffset(offset=offset)}
+            commits = asyncio.ensure_future(groups.commit("g", MemberRef(member_id=""), -1, new))
+            await is_writing.wait()
+            expires = asyncio.ensure_future(groups.expire_offsets())
+            while not (expires.done() or store._queue):
+                await asyncio.sleep(0.001)
+            may_write.set()
+            assert await commits == {("t", 0): ErrorCode.NONE}
+            await expires
+
+        with running_broker(tmp_path / "data", NOW, clock=clock) as broker:
+            create_topic(broker.address, "t")
+            groups = service(broker)
+            # First a group that has no offsets yet, then one whose offset has expired.
+            for offset in (5, 6):
+                broker.run(commit_while_they_expire(groups, offset))
+                assert [group.group_id for group in groups.groups()] == ["g"]
+                (found,) = broker.on_loop(lambda: groups.committed("g", [("t", 0)])).values()
+                assert found is not None and found.offset == offset
+                clock.move(30 * DAY_MS)
 
     def test_members_keep_their_offsets(self, tmp_path: Path, clock: ManualClock) -> None:
         with running_broker(tmp_path / "data", NOW, clock=clock) as broker:

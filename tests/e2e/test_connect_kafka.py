@@ -342,3 +342,32 @@ def test_the_place_behind_an_original_offset_is_found(log: Log) -> None:
         below = [each for each in range(20_000) if each % 5 and each * 3 < number]
         assert reads.behind("events", 0, "at", number) == (below[-1] + 1 if below else 0), number
     assert reads.behind("events", 0, "nothing", 5) == 0
+
+
+def test_offsets_without_records_at_the_end_are_no_lag(
+    other: Log, source_broker: RunningBroker, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compaction has removed the last record there, as the marks of transactions are none: all is mirrored."""
+    monkeypatch.setattr("lastword.connect.kafka.connector.LOOK_S", 0.2)
+    config = {"cleanup.policy": "compact", "delete.retention.ms": "0"}
+    topic = other.create_topic("events", partitions=PARTITIONS, config=config)
+    for partition in range(PARTITIONS):
+        topic.append(b"stays", b"v", partition=partition)
+        topic.append(b"goes", None, partition=partition)
+    consume(source_broker.address, 2 * PARTITIONS)
+    topic.seal()
+    for _ in range(3):
+        other.compact(["events"], asked_for=True)
+    assert [each.offset for each in topic.read()] == [0, 0]
+    with running(log, {"mirror": mirror(source_broker, groups="readers")}) as sources:
+
+        def details() -> dict[str, Any]:
+            found: dict[str, Any] = sources.status()["details"]
+            return found
+
+        sources.wait(lambda: details().get("groups", {}).get("readers", {}).get("behind") == 0)
+        sources.wait(lambda: details()["lag_records"] == 0)
+        for partition in range(PARTITIONS):
+            topic.append(b"later", b"v", partition=partition)
+        sources.wait(lambda: sources.status()["records"] == 2 * PARTITIONS)
+    assert [each.offset for each in log.topic("events").read()] == [0, 2] * PARTITIONS

@@ -53,3 +53,16 @@ def test_what_is_gone_is_no_longer_exported(log: Log) -> None:
     log.measure()
     assert value(metrics.TIERING_LAG, topic="gone") is None
     assert value(metrics.TOPIC_BYTES, topic="gone", cleanup="compact,delete") is None
+
+
+def test_nothing_is_left_of_a_topic_that_is_gone(log: Log) -> None:
+    log.create_topic("deleted", config={"cleanup.policy": "compact"})
+    log.topic("deleted").append("a", "1")
+    log.topic("deleted").seal()
+    log.compact()
+    log.run_retention()
+    log.measure()
+    assert 'topic="deleted"' in metrics.exposition()
+    log.delete_topic("deleted")
+    log.measure()
+    assert 'topic="deleted"' not in metrics.exposition()

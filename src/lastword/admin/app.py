@@ -320,13 +320,14 @@ def _add_groups(app: FastAPI, ask: AskGroups) -> None:
         found: list[Data] = ask(lambda coordinator: coordinator.list_groups())
         return found
 
-    @app.get("/v1/groups/{group}", tags=["groups"])
+    # A group's id may be any text, with slashes, too.
+    @app.get("/v1/groups/{group:path}", tags=["groups"])
     def describe_group(group: str) -> Data:
         """A consumer group: its state, members, committed offsets, and how far it is behind."""
         found: Data = ask(lambda coordinator: coordinator.describe_group(group))
         return found
 
-    @app.delete("/v1/groups/{group}", tags=["groups"])
+    @app.delete("/v1/groups/{group:path}", tags=["groups"])
     def delete_group(group: str) -> Data:
         """Delete a consumer group without members, with its committed offsets."""
         ask(lambda coordinator: coordinator.delete_group(group))

@@ -50,7 +50,7 @@ class ClusterHandlers:
             }
         )
 
-    async def _describe_cluster(self, request: Request, _peer: Peer) -> Any:
+    async def _describe_cluster(self, request: Request, peer: Peer) -> Any:
         node = self._node
         kind = request.message.endpoint_type if request.api_version >= 1 else _BROKERS
         is_known = kind == _BROKERS
@@ -63,7 +63,7 @@ class ClusterHandlers:
             controller_id=node.node_id,
             brokers=[
                 DescribeClusterResponse.DescribeClusterBroker(
-                    broker_id=node.node_id, host=node.host, port=node.port, rack=None
+                    broker_id=node.node_id, host=node.host_for(peer), port=node.port, rack=None
                 )
             ]
             if is_known

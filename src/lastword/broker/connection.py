@@ -77,7 +77,8 @@ class Memory:
 
     Small requests, which have come whole with others, are counted (`take`) but don't wait, and some stay for long, as
     a fetch that waits for records does. So that they can't keep a large one waiting for ever, one that was reserved
-    for is always let in when there is no other.
+    for is always let in when there is no other. While it is full, a connection that has requests under way is not
+    read, so that small ones take no more than one read of each connection beyond the limit.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -85,6 +86,10 @@ class Memory:
         self.used_bytes = 0
         self._reserved_bytes = 0
         self._waiting: dict[Connection, int] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return self.used_bytes > self.limit_bytes
 
     def reserve(self, size_bytes: int, connection: Connection) -> bool:
         """Take memory if it is free; else `connection.granted()` is called when it has been taken."""
@@ -157,6 +162,10 @@ class _Slot:
     is_done: bool = False
     pieces: list[Piece] | None = None
 
+    @property
+    def is_produce(self) -> bool:
+        return self.request is not None and self.request.api_key == PRODUCE
+
 
 class Connection:
     """A client. Everything happens on the event loop."""
@@ -209,6 +218,8 @@ class Connection:
             and not self._is_closing
             and not self._wanted_bytes
             and self._waiting_bytes <= MAX_WAITING_BYTES
+            # With something of its own under way it can wait: it comes here again with each of its answers.
+            and not (self._waiting_bytes and self._context.memory.is_full)
             and len(self._slots) + len(self._waiting) <= MAX_WAITING
         )
         if wanted and not self._is_reading:
@@ -328,9 +339,11 @@ class Connection:
                 else:
                     raise MalformedError(f"API {request.api_key} is not served")
             except MalformedError as error:
+                slot.is_done = True
                 self._cut_off(str(error))
                 return
             except Exception:
+                slot.is_done = True
                 # As in `_run`: a client that is cut off tries again, one that is not answered waits for ever.
                 logger.exception("a request from %s failed", self.peer.client_host)
                 self.close("a fault of the broker")
@@ -352,6 +365,8 @@ class Connection:
             return
         slot.is_done = True
         if self._is_closed:
+            if slot.is_produce:
+                self._context.memory.release(slot.size_bytes, reserved_bytes=slot.reserved_bytes)
             return
         if slot is self._busy:
             self._busy = self._cancel = None
@@ -476,6 +491,11 @@ class Connection:
         if self._frame is not None and not self._wanted_bytes:
             held += len(self._frame)
             reserved += len(self._frame)
+        for slot in self._slots:
+            # Batches are written all the same, and are in memory until then.
+            if slot.is_produce and not slot.is_done:
+                held -= slot.size_bytes
+                reserved -= slot.reserved_bytes
         self._waiting.clear()
         self._slots.clear()
         self._out.clear()
@@ -496,6 +516,11 @@ def _cancel(task: asyncio.Task[None]) -> None:
         task.cancel()
 
 
-def peer_of(address: Any, number: int) -> Peer:
-    """Who is at the other end of a socket."""
-    return Peer(client_host=str(address[0]) if address else "", connection_id=number)
+def peer_of(address: Any, number: int, reached: Any = None) -> Peer:
+    """Who is at the other end of a socket, by the addresses of both ends."""
+    return Peer(
+        client_host=str(address[0]) if address else "",
+        connection_id=number,
+        # IPv4 on a socket that takes both.
+        reached_at=str(reached[0]).removeprefix("::ffff:") if reached else "",
+    )

@@ -53,9 +53,16 @@ class _Part:
     code: ErrorCode = ErrorCode.NONE
     pieces: list[Piece] = field(default_factory=list)
     size_bytes: int = 0
+    next_offset: int = -1
+    is_cut: bool = False
+    """There is more than was read: to wait for records would not make it more."""
 
     def fail(self, code: ErrorCode) -> None:
-        self.code, self.pieces, self.size_bytes = code, [], 0
+        self.code = code
+        self.put([], 0, -1)
+
+    def put(self, pieces: list[Piece], size_bytes: int, next_offset: int) -> None:
+        self.pieces, self.size_bytes, self.next_offset = pieces, size_bytes, next_offset
 
 
 class FetchHandler:
@@ -94,8 +101,8 @@ class _Fetch:
         self._is_waiting = False
         self._timer: asyncio.TimerHandle | None = None
         message = request.message
-        self._min_bytes = max(message.min_bytes, 0)
         self._max_bytes = min(message.max_bytes, handler.node.config.fetch_max_bytes)
+        self._min_bytes = max(min(message.min_bytes, self._max_bytes), 0)
         self._max_wait_s = max(message.max_wait_ms, 0) / 1000
         self._may_wait = self._max_wait_s > 0
         self._pending = 0
@@ -180,17 +187,19 @@ class _Fetch:
         if self._handler.node.is_short_of_memory:
             left = min(left, SHORT_OF_MEMORY_BYTES)
         found_bytes = 0
-        failed = False
+        failed = is_cut = False
         for _, _, parts in self._topics:
             for part in parts:
                 if part.view is not None and part.code is ErrorCode.NONE:
-                    part.pieces, part.size_bytes = [], 0
+                    part.put([], 0, part.offset)
+                    part.is_cut = False
                     if left > 0:
                         self._read(part, part.view, min(left, max(part.max_bytes, 0)), found_bytes == 0)
                         left -= part.size_bytes
                         found_bytes += part.size_bytes
                 failed = failed or part.code is not ErrorCode.NONE
-        if found_bytes >= self._min_bytes or failed or not self._topics:
+                is_cut = is_cut or part.is_cut
+        if found_bytes >= self._min_bytes or (found_bytes and is_cut) or failed or not self._topics:
             self._answer()
         elif not self._may_wait or self._handler.is_stopping:
             # What is being read is waited for all the same where there is nothing else: else a client with a short
@@ -203,8 +212,14 @@ class _Fetch:
             self._wait()
 
     def _wait(self) -> None:
-        if self._is_waiting:
-            return
+        if not self._is_waiting:
+            self._begin_to_wait()
+        # What was found is read again in the end: nothing bounds how many wait with something that is too little.
+        for _, _, parts in self._topics:
+            for part in parts:
+                part.pieces = []
+
+    def _begin_to_wait(self) -> None:
         self._is_waiting = True
         self._handler.waiting.add(self)
         if self._may_wait:
@@ -248,10 +263,13 @@ class _Fetch:
         positions = view.positions
         if not positions.log_start <= offset <= max(shown.offset, positions.log_start):
             part.fail(ErrorCode.OFFSET_OUT_OF_RANGE)
-        elif offset < positions.first_dirty:
-            self._read_sealed(part, view, max_bytes, at_least_one)
-        elif offset < shown.offset:
-            self._read_tail(part, view, max_bytes, at_least_one)
+        elif offset < max(shown.offset, positions.first_dirty):
+            pending = self._pending
+            if offset < positions.first_dirty:
+                self._read_sealed(part, view, max_bytes, at_least_one)
+            else:
+                self._read_tail(part, view, max_bytes, at_least_one)
+            part.is_cut = self._pending == pending and part.next_offset < shown.offset
 
     def _read_tail(self, part: _Part, view: PartitionView, max_bytes: int, at_least_one: bool) -> None:
         try:
@@ -274,7 +292,7 @@ class _Fetch:
         if len(found.data) > max_bytes and not at_least_one:
             return
         if found.data:
-            part.pieces, part.size_bytes = [found.data], len(found.data)
+            part.put([found.data], len(found.data), found.next_offset)
 
     async def _read_on_thread(self, view: PartitionView, offset: int, max_bytes: int) -> None:
         try:
@@ -304,7 +322,8 @@ class _Fetch:
         if chunk is None:
             self._later(self._load(part, view))
             return
-        offset, left = part.offset, max_bytes
+        offset = next_offset = part.offset
+        left = max_bytes
         pieces: list[Piece] = []
         while chunk is not None:
             found, next_offset = chunk.read(offset, left, at_least_one=at_least_one and not pieces)
@@ -315,7 +334,7 @@ class _Fetch:
                 break
             offset = next_offset
             chunk = sealed.find(topic, part.index, offset)
-        part.pieces, part.size_bytes = pieces, sum(map(len, pieces))
+        part.put(pieces, sum(map(len, pieces)), next_offset)
 
     async def _load_chunk(self, part: _Part, view: PartitionView) -> None:
         try:

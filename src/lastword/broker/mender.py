@@ -1,7 +1,8 @@
-"""Opens partitions again whose disk failed or was full, so that they take appends once the disk does.
+"""Opens what could not be used for a while: partitions whose disk failed or was full, topics that the start left out.
 
 A partition that failed refuses everything until it is reopened (wal/writer.py), and its active file can't be sealed
-meanwhile. Nobody but the broker can reopen it: so it tries, with a pause that grows while that fails.
+meanwhile. Nobody but the broker can reopen it: so it tries, with a pause that grows while that fails. The same goes
+for a topic whose table could not be read when the broker was started.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 from typing import Final
 
 from lastword.broker.node import Node
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, UnknownTopicError
 from lastword.topic import Topic
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,24 @@ async def mend(node: Node) -> None:
         ]
         # One after the other: what is kept of each is copied.
         mended = [await _is_mended(node, topic, partition) for topic, partition in failed]
+        mended += [await _is_opened(node, name) for name in sorted(node.unopened)]
         pause_s = FIRST_PAUSE_S if all(mended) else min(pause_s * 2, LONGEST_PAUSE_S)
+
+
+async def _is_opened(node: Node, name: str) -> bool:
+    try:
+        await node.call_slow(node.log.topic, name)
+        logger.info("topic %s has been opened", name)
+    except UnknownTopicError:
+        logger.debug("topic %s has been deleted", name)
+    except (LastwordError, OSError) as error:
+        logger.warning("topic %s can't be opened yet: %s", name, error)
+        return False
+    except Exception:
+        logger.exception("topic %s can't be opened", name)
+        return False
+    node.unopened.discard(name)
+    return True
 
 
 async def _is_mended(node: Node, topic: Topic, partition: int) -> bool:

@@ -33,7 +33,7 @@ class MetadataHandler:
     def handlers(self) -> dict[int, Handler]:
         return {METADATA: self._metadata}
 
-    async def _metadata(self, request: Request, _peer: Peer) -> Any:
+    async def _metadata(self, request: Request, peer: Peer) -> Any:
         node, message, version = self._node, request.message, request.api_version
         wanted = message.topics
         # No list is all topics; in version 0 an empty one is.
@@ -48,7 +48,7 @@ class MetadataHandler:
             throttle_time_ms=0,
             brokers=[
                 MetadataResponse.MetadataResponseBroker(
-                    node_id=node.node_id, host=node.host, port=node.port, rack=None
+                    node_id=node.node_id, host=node.host_for(peer), port=node.port, rack=None
                 )
             ],
             cluster_id=node.cluster_id,

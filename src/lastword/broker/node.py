@@ -11,6 +11,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from uuid import UUID
 
 from lastword import disk, metrics
+from lastword.broker.wire import Peer
 from lastword.clock import Clock, new_uuid
 from lastword.config import BrokerConfig, check_not_internal, is_internal
 from lastword.errors import TopicExistsError, UnknownTopicError
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 CLUSTER_ID_FILE: Final = "cluster.id"
 NODE_ID: Final = 1
+ALL_ADDRESSES: Final = ("0.0.0.0", "::")
 
 
 class Node:
@@ -38,10 +40,16 @@ class Node:
         self.metrics = metrics
         self.unsent_bytes = 0
         """Answers of all connections that their clients have not taken yet."""
+        self.unopened: set[str] = set()
+        """Topics that could not be opened at the start: to clients they are not there."""
         self._short = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker")
         self._slow = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker-slow")
         self._by_id: dict[UUID, Topic] = {}
         self._creating: dict[str, asyncio.Future[Topic]] = {}
+
+    def host_for(self, peer: Peer) -> str:
+        """Where a client is told to connect to. "All addresses" is none: there it is the one that it has reached."""
+        return peer.reached_at if self.host in ALL_ADDRESSES and peer.reached_at else self.host
 
     @property
     def is_short_of_memory(self) -> bool:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from lastword import metrics
 from lastword.broker.node import Node
 from lastword.broker.sealed import SealedData
 from lastword.broker.tail import Tail
@@ -140,3 +141,5 @@ class Views:
             if opened.get(name) is not view.topic:
                 self._sealed.forget(view.topic.id)
                 del self._views[name]
+                if name not in opened:
+                    metrics.forget_topic(name)

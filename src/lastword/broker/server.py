@@ -33,7 +33,7 @@ from lastword.broker.sealed import SealedData
 from lastword.broker.topics import TopicHandlers
 from lastword.broker.versions import VersionsHandler
 from lastword.broker.wire import APIS, PRODUCE, Handler
-from lastword.errors import LastwordError, UnavailableError
+from lastword.errors import LastwordError, UnavailableError, UnknownTopicError
 from lastword.log import Log
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Broker:
         try:
             host, port = listener.getsockname()[:2]
             self.node = Node(self._log, host=self._advertised[0] or host, port=self._advertised[1] or port)
-            await self.node.call_slow(_prepare, self._log)
+            self.node.unopened = await self.node.call_slow(_prepare, self._log)
             await self._start_handlers(loop)
         except BaseException:
             listener.close()
@@ -222,7 +222,8 @@ class Broker:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._numbers += 1
-            self._connections.add(Connection(sock, peer_of(address, self._numbers), self._context))
+            peer = peer_of(address, self._numbers, sock.getsockname())
+            self._connections.add(Connection(sock, peer, self._context))
             metrics.KAFKA_CONNECTIONS.set(len(self._connections))
 
     def _accept_again(self) -> None:
@@ -249,13 +250,20 @@ class Broker:
                     connection.close()
 
 
-def _prepare(log: Log) -> None:
+def _prepare(log: Log) -> set[str]:
+    """Open every topic; those that could not be opened."""
     batch.warm_up()
-    for name in log.topics(include_internal=True):
+    unopened: set[str] = set()
+    # By their names alone: one that can't be read must not keep the others from being served.
+    for name in log.catalog_names():
         try:
             log.topic(name)
+        except UnknownTopicError:
+            logger.debug("topic %s is being deleted", name)
         except LastwordError as error:
             logger.error("topic %s can't be opened: %s", name, error)
+            unopened.add(name)
+    return unopened
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -86,10 +86,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who asks: the address that a connection comes from, and a number of its own."""
+    """Who asks: the address that a connection comes from, a number of its own, and where it has reached us."""
 
     client_host: str
     connection_id: int
+    reached_at: str = ""
 
 
 Answer = Any

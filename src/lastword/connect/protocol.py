@@ -122,6 +122,15 @@ class Connector(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Watches(Protocol):
+    """What a connector may have besides: a source that is paused or failing still costs something outside."""
+
+    def look(self) -> None:
+        """Report what that is, such as the WAL that a database keeps. Called now and then, and closed after it."""
+        ...
+
+
 Factory = Callable[[Options, Context], Connector]
 
 SHIPPED: Final = {

@@ -17,13 +17,14 @@ from lastword.connect import metrics, states
 from lastword.connect.appender import Appender
 from lastword.connect.config import ConnectConfig, SourceConfig
 from lastword.connect.groups import TargetGroups
-from lastword.connect.protocol import Chunk, Connector, Context, Position, load
+from lastword.connect.protocol import Chunk, Connector, Context, Position, Watches, load
 from lastword.connect.target import LogTarget, Target, TargetReads
 from lastword.errors import (
     InvalidConfigError,
     InvalidError,
     LastwordError,
     TopicExistsError,
+    UnavailableError,
     UnknownTopicError,
 )
 from lastword.log import Log
@@ -33,6 +34,10 @@ logger = logging.getLogger(__name__)
 STATUS_MS = 1_000
 LOOK_S = 0.5
 """How often a paused source looks whether it shall go on."""
+WELL_S = 3.0
+"""So long after an error a source is well again that has brought nothing yet."""
+WATCH_S = 10.0
+"""How often it is looked what a source costs outside while it is paused or failing."""
 
 State = Literal["starting", "running", "paused", "failing", "stopped"]
 
@@ -113,6 +118,8 @@ class Task:
         self._position: Position | None = None
         self._facts: dict[str, Any] = {}
         self._saved_ms = 0
+        self._watcher: Connector | None = None
+        self._next_watch_s = 0.0
         # Options that are wrong are told before anything is started.
         where = f"{source.where}: sources.{source.name}.connector"
         self._factory = load(source.connector, where=where)
@@ -193,6 +200,7 @@ class Task:
                     if self._state != "paused":
                         self._be("paused")
                     self.release()
+                    self._watch()
                     self._stop.wait(LOOK_S)
                     continue
                 before = self._records
@@ -206,6 +214,8 @@ class Task:
                     if self._records > before:
                         pause_ms = self._config.retry_first_ms
                     self._failed(error, pause_ms)
+                    if not isinstance(error, UnavailableError):
+                        self._watch()
                     self._rest(pause_ms / 1000)
                     pause_ms = min(pause_ms * 2, self._config.retry_max_ms)
                 else:
@@ -214,6 +224,22 @@ class Task:
             self._be("stopped")
             self.release()
             logger.info("source %s has stopped", name)
+
+    def _watch(self) -> None:
+        """Let the connector say what the source costs outside. Nothing is read, so nothing can go wrong by it."""
+        if monotonic_s() < self._next_watch_s:
+            return
+        self._next_watch_s = monotonic_s() + WATCH_S
+        try:
+            if self._watcher is None:
+                self._watcher = self._factory(self._source.options, self._context())
+            if isinstance(self._watcher, Watches):
+                try:
+                    self._watcher.look()
+                finally:
+                    self._watcher.close()
+        except Exception as error:  # noqa: BLE001
+            logger.debug("source %s can't be watched: %s", self._source.name, error)
 
     def _rest(self, left_s: float) -> None:
         """Wait after an error. Pausing ends it, so that pausing and resuming tries again at once."""
@@ -229,8 +255,13 @@ class Task:
         connector = self._factory(self._source.options, self._context())
         chunks = connector.read(position)
         try:
+            well_s = monotonic_s() + WELL_S
             for chunk in chunks:
                 self._take(chunk, appender, connector)
+                if chunk.records or self._error is None or monotonic_s() >= well_s:
+                    # A word without records says only that it has begun, as it may have before the last error.
+                    self._error = None
+                    self._be("running")
                 if self._shall_end(0):
                     # With what came without records since the last that had some: it need not be looked at again.
                     if self._position is not None:
@@ -253,9 +284,7 @@ class Task:
         elif chunk.position is not None and self._position is None:
             appender.moved(chunk.position)
         self._position = chunk.position
-        self._error = None
         connector.appended(chunk.position)
-        self._be("running")
 
     def _failed(self, error: Exception, pause_ms: int) -> None:
         text = " ".join(str(error).split()) or type(error).__name__

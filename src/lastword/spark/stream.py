@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from lastword.errors import InvalidError, OffsetOutOfRangeError
 from lastword.reader import PartitionReader
+from lastword.segments.table import SegmentGoneError
 from lastword.spark import plan, tasks
 from lastword.spark.filters import EVERYTHING
 from lastword.spark.opened import opened
@@ -155,19 +156,31 @@ def bounded(
 
 
 def _reach(reader: PartitionReader, view: View, first: int, end: int, most_records: int) -> int:
-    """An offset behind `first` with at most so many records before it. Gaps that compaction left are passed for nothing."""
+    """An offset behind `first` with at most so many records before it. Gaps are passed for nothing: there may be far more
+    offsets than records where compaction has been, and in a mirror of a log that does not begin at 0."""
     counted, at = 0, first
     for segment in reader.table.plan(view.snapshot, reader.partition, first):
         begin = max(segment.first_offset, at)
-        if begin >= end or counted == most_records:
-            break
-        there = min(segment.records, segment.last_offset + 1 - begin)
-        if counted + there > most_records or segment.last_offset >= end:
-            return min(begin + most_records - counted, end)
+        if begin >= end:
+            return end
+        if counted == most_records:
+            return at
+        there, behind = segment.records, segment.last_offset + 1
+        if counted + there > most_records:
+            try:
+                there, behind = tasks.passed(reader.table.files, segment, begin, most_records - counted)
+            except SegmentGoneError:
+                # Each offset may have a record.
+                there, behind = most_records - counted, begin + most_records - counted
         counted += there
-        at = segment.last_offset + 1
-    else:
-        at = max(at, view.snapshot.positions[reader.partition].sealed_end)
+        at = behind
+        if at >= end:
+            return end
+    if counted == most_records:
+        return at
+    at = max(at, view.snapshot.positions[reader.partition].sealed_end)
+    with closing(reader.replay(at, end)) as tail:
+        at = next((records.column("offset")[0].as_py() for records in tail if records.num_rows), end)
     return min(at + most_records - counted, end)
 
 

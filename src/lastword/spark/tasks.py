@@ -186,7 +186,7 @@ class _Bounds:
         self._offset, self._timestamp = names.index("offset"), names.index("timestamp")
 
     def may_match(self, group: RowGroup, part: SealedPart, wanted: Wanted) -> bool:
-        first, last = self._offsets(group)
+        first, last = self.offsets(group)
         if last < max(part.start, wanted.first_offset) or first > min(part.end - 1, wanted.last_offset):
             return False
         if self._footer is None or not wanted.by_time:
@@ -200,15 +200,37 @@ class _Bounds:
         return wanted.times(low, high)
 
     def lies_within(self, group: RowGroup, first: int, last: int) -> bool:
-        own_first, own_last = self._offsets(group)
+        own_first, own_last = self.offsets(group)
         return first <= own_first and own_last <= last
 
-    def _offsets(self, group: RowGroup) -> tuple[int, int]:
+    def offsets(self, group: RowGroup) -> tuple[int, int]:
         if self._footer is not None:
             statistics = self._footer.row_group(group.index).column(self._offset).statistics
             if statistics is not None and statistics.has_min_max:
                 return statistics.min, statistics.max
         return self._segment.first_offset, self._segment.last_offset
+
+
+def passed(files: SegmentFiles, segment: Segment, first: int, most_records: int) -> tuple[int, int]:
+    """How many records of a segment there are from an offset on, at most so many, and the offset behind them."""
+    counted = 0
+    with RawSegment(files, segment) as raw:
+        bounds = _Bounds(raw)
+        for group in raw.row_groups:
+            low, high = bounds.offsets(group)
+            if high < first:
+                continue
+            if first <= low and counted + group.rows <= most_records:
+                counted += group.rows
+                continue
+            offsets = raw.columns(["offset"], [group]).column("offset").to_numpy()
+            offsets = offsets[offsets >= first]
+            if counted + len(offsets) > most_records:
+                left = most_records - counted
+                # None are left where a row group ended: behind the last of it, or a little further, is nothing.
+                return most_records, int(offsets[left - 1]) + 1 if left else max(first, int(offsets[0]))
+            counted += len(offsets)
+    return counted, segment.last_offset + 1
 
 
 # -------------------------------------------------------------------------------------------------- tail

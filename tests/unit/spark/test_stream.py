@@ -13,6 +13,9 @@ from tests.support.clock import ManualClock
 from tests.support.logs import open_log
 from tests.support.spark_source import Row, read_range, stream_of
 
+from lastword.connect.appender import Appender
+from lastword.connect.protocol import Chunk, SourceRecord
+from lastword.connect.target import LogTarget
 from lastword.errors import InvalidError, OffsetOutOfRangeError
 from lastword.log import Log
 from lastword.record import NewRecord
@@ -184,3 +187,40 @@ def test_a_topic_that_was_created_again_is_another_one(log: Log, topic: Topic) -
     skipping = stream_of(log, on_data_loss="skip")
     end = skipping.latestOffset(at, ReadAllAvailable())
     assert len(read_range(skipping, at, end)) == 3
+
+
+def test_a_segment_with_many_offsets_and_few_records_costs_few_triggers(log: Log, topic: Topic) -> None:
+    """Each of a hundred keys was changed ten times; compaction has left one segment with every hundredth offset or so."""
+    for round_ in range(100):
+        topic.append_many(
+            [NewRecord(key=b"once-%d" % round_, value=b"v"), *[NewRecord(key=b"often", value=b"v")] * 99],
+            partition=0,
+        )
+    topic.seal()
+    log.compact()
+    expected = [row[1] for row in all_rows(topic)]
+    assert len(expected) == 101 and expected[-1] == 9999
+    stream = stream_of(log, max_records_per_trigger=20)
+    at, sizes = stream.initialOffset(), []
+    found: list[int] = []
+    while (end := stream.latestOffset(at, ReadMaxRows(20))) != at:
+        rows = read_range(stream, at, end)
+        sizes.append(len(rows))
+        found += sorted(row[1] for row in rows)
+        at = end
+    assert found == expected
+    assert sizes == [20, 20, 20, 20, 20, 1]
+
+
+def test_a_gap_that_is_not_sealed_costs_no_triggers(tmp_path: Path, log: Log) -> None:
+    """A mirror that keeps offsets begins with a gap as long as what its source has removed."""
+    log.create_topic("t", partitions=1)
+    appender = Appender(LogTarget(log), tmp_path, source="mirror", connector="kafka")
+    records = [SourceRecord("t", b"k", b"%d" % n, 1, offset=5_000_000_000 + n) for n in range(30)]
+    appender.append(Chunk(records, {}))
+    stream = stream_of(log, max_records_per_trigger=20)
+    at, sizes = stream.initialOffset(), []
+    while (end := stream.latestOffset(at, ReadMaxRows(20))) != at:
+        sizes.append(len(read_range(stream, at, end)))
+        at = end
+    assert sizes == [20, 10]

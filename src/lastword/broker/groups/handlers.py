@@ -83,7 +83,7 @@ class GroupHandlers:
 
     # --------------------------------------------------------------------------------------- coordinator
 
-    async def _find_coordinator(self, request: Request, _peer: Peer) -> Any:
+    async def _find_coordinator(self, request: Request, peer: Peer) -> Any:
         message = request.message
         key_type = message.key_type if request.api_version >= 1 else _GROUP_KEY
         error, text = _coordinator_error(key_type)
@@ -93,7 +93,7 @@ class GroupHandlers:
         is_found = error is ErrorCode.NONE
         place = {
             "node_id": self._node.node_id if is_found else -1,
-            "host": self._node.host if is_found else "",
+            "host": self._node.host_for(peer) if is_found else "",
             "port": self._node.port if is_found else -1,
             "error_code": int(error),
             "error_message": text,

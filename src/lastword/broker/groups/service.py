@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,8 @@ class GroupService:
         )
         self._alarm: asyncio.TimerHandle | None = None
         self._waiting: set[asyncio.Future[Any]] = set()
+        self._under_way: Counter[OffsetKey] = Counter()
+        """Offsets that are being written: what is known of them is about to be out of date."""
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopping = False
 
@@ -218,12 +221,20 @@ class GroupService:
                 self._offsets.apply(key, committed)
                 if committed is None:
                     self._holds.forget(key.group_id, key.topic_id, key.partition)
-                elif self._holds.committed(
+                    continue
+                # It may have been deleted, as one without offsets, while this was being written.
+                self._coordinator.get_or_create(key.group_id)
+                if self._holds.committed(
                     key.group_id, key.topic_id, key.partition, committed.offset, committed.committed_ms
                 ):
                     urgent.add((key.group_id, key.topic_id))
 
-        error = await self._write([offset_record(key, committed) for key, committed in commits], apply)
+        keys = Counter(key for key, _ in commits)
+        self._under_way += keys
+        try:
+            error = await self._write([offset_record(key, committed) for key, committed in commits], apply)
+        finally:
+            self._under_way -= keys
         if urgent:
             await self._holds.write(urgent)
         return error
@@ -343,6 +354,8 @@ class GroupService:
                 retention_ms=retention_ms,
                 topic_exists=lambda topic_id: topic_id in topic_ids or self._exists(topic_id),
             )
+            # The deletion would be behind a commit that is not known here yet, and take it back.
+            keys = [key for key in keys if key not in self._under_way]
             if keys:
                 logger.info("group %s: %d committed offsets have expired", group.group_id, len(keys))
                 await self._keep([(key, None) for key in keys])

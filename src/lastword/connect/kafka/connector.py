@@ -73,6 +73,7 @@ class KafkaConnector:
             "group.id": f"lastword-{context.source}",
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
+            "enable.partition.eof": True,
         }
         self._consumer: Any = None
         self._names: dict[str, str] = {}
@@ -196,6 +197,9 @@ class KafkaConnector:
 
     def _failed(self, error: Any, message: Any, offsets: Offsets) -> None:
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+            # The end of a transaction, or what compaction has removed, may stand behind the last record.
+            known, place = offsets[message.topic()], str(message.partition())
+            known[place] = max(known[place], message.offset())
             return
         if error.code() != KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
             raise UnavailableError(f"Kafka: {_text(error)}")

@@ -28,6 +28,11 @@ from lastword.connect.protocol import Chunk, SourceRecord
 
 MAX_RECORDS: Final = 8_000
 MAX_BYTES: Final = 4 << 20
+FIRST_FILLS: Final = 64
+"""Records of a chunk that may wait for values which were not sent, before it is known how large those are; then so many
+that they have about FILL_BYTES together: more at a time are looked up faster."""
+LEAST_FILLS: Final = 16
+FILL_BYTES: Final = 32 << 20
 
 
 class Tables(Protocol):
@@ -61,6 +66,7 @@ class Changes:
         self._records: list[SourceRecord] = []
         self._incomplete: dict[int, Incomplete] = {}
         self._bytes = 0
+        self._most_fills = FIRST_FILLS
         self._begin: Begin | None = None
         self._index = 0
         self._skipped = 0
@@ -76,7 +82,11 @@ class Changes:
 
     @property
     def is_full(self) -> bool:
-        return len(self._records) >= MAX_RECORDS or self._bytes >= MAX_BYTES
+        return (
+            len(self._records) >= MAX_RECORDS
+            or self._bytes >= MAX_BYTES
+            or len(self._incomplete) >= self._most_fills
+        )
 
     def take(self) -> Chunk:
         if self._begin is not None and self._index > self._skipped:
@@ -85,6 +95,9 @@ class Changes:
         self._records, self._incomplete, self._bytes = [], {}, 0
         if self._tables.fills:
             self._tables.complete(records, incomplete)
+            if incomplete:
+                mean_bytes = sum(len(records[each].value or b"") for each in incomplete) // len(incomplete)
+                self._most_fills = min(max(FILL_BYTES // max(mean_bytes, 1), LEAST_FILLS), MAX_RECORDS)
         return Chunk(records, self._at.to_json())
 
     def add(self, message: Begin | Commit | Relation | Insert | Update | Delete) -> None:
@@ -120,7 +133,7 @@ class Changes:
                 shape = self._shapes.get(relation)
                 for key in self._tables.live_keys(shape.topic) if shape is not None else ():
                     assert shape is not None
-                    if not self._has_seen(shape, lambda shape=shape, key=key: _order_key(shape, key)):  # type: ignore[misc]
+                    if not self._has_read(shape, key):
                         self._put(SourceRecord(shape.topic, key, None, self._begin.time_ms))
                     if self.is_full:
                         yield self.take()
@@ -221,6 +234,13 @@ class Changes:
             return False
         assert self._begin is not None
         return self._filter.has_seen(self._begin.xid, shape.table, key(), shape.key_is_integer)
+
+    def _has_read(self, shape: Shape, key: bytes) -> bool:
+        """The same for a key that is known as JSON only; one that is none of the table's was not read."""
+        try:
+            return self._has_seen(shape, lambda: _order_key(shape, key))
+        except (ValueError, KeyError, TypeError):
+            return False
 
 
 def _same(row: bytes) -> bytes:

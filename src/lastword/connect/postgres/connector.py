@@ -22,7 +22,7 @@ from lastword.clock import monotonic_s
 from lastword.connect.options import Options
 from lastword.connect.postgres import pgoutput
 from lastword.connect.postgres.changes import Changes
-from lastword.connect.postgres.database import Database, Table, is_dsn, is_integer, where
+from lastword.connect.postgres.database import Database, Slot, Table, is_dsn, is_integer, where
 from lastword.connect.postgres.pgoutput import (
     Relation,
     Truncate,
@@ -34,7 +34,7 @@ from lastword.connect.postgres.snapshot import SnapshotReader, row_of
 from lastword.connect.postgres.stream import ReplicationStream
 from lastword.connect.postgres.toast import Filler, Incomplete
 from lastword.connect.protocol import Chunk, Context, Position, SourceRecord
-from lastword.errors import InvalidConfigError, InvalidError
+from lastword.errors import InvalidConfigError, InvalidError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class PostgresConnector:
         self._envelope: Envelope | None = None
         self._filler: Filler | None = None
         self._stream: ReplicationStream | None = None
+        self._made_slot = False
         self._tables: dict[int, Table] = {}
         self._next_look_s = 0.0
         self._warned = False
@@ -111,6 +112,8 @@ class PostgresConnector:
         followed = {} if position is None else PgPosition.from_json(position).tables
         tables = self._prepare_tables(followed)
         at = self._prepare_slot(position)
+        if at is None:
+            return
         for table in tables:
             if table.quoted not in at.tables:
                 at.tables[table.quoted] = TableProgress(done=self._snapshot == "never")
@@ -121,7 +124,10 @@ class PostgresConnector:
             self._envelope = Envelope(source=self._context.source, database=found[0] if found else "")
         self._filler = Filler(self._context.topics, self._fetch, is_envelope=self._is_envelope)
         yield Chunk((), at.to_json())
-        if any(not at.tables[table.quoted].done for table in tables):
+        waiting = [progress for table in tables if not (progress := at.tables[table.quoted]).done]
+        if waiting:
+            if not self._made_slot and any(progress.after is None for progress in waiting):
+                yield from self._outwait_transactions(at)
             yield from self._read_rows(tables, at)
         yield from self._follow(at)
 
@@ -149,16 +155,22 @@ class PostgresConnector:
             if known is not None and known.oid not in (0, table.oid):
                 raise self._created_anew(table.quoted)
         if not database.publication_exists(name):
+            if followed:
+                raise InvalidError(
+                    f"The publication {name!r} is gone, and with it the changes since then. {self._with_a_new_slot()}"
+                )
             if not self._create:
                 raise InvalidError(
                     f"There is no publication {name!r}; `create: true` in the source's config makes it."
                 )
             database.create_publication(name, tables)
             logger.info("source %s: created the publication %s", self._context.source, name)
-        database.check_publication(name)
+        database.check_publication(name, truncates=self._truncates)
         published = []
         for table in tables:
             found = database.published(table, name)
+            if found is None:
+                database.check_partitions(table, name)
             if found is None and table.quoted in followed:
                 raise self._unpublished(table.quoted)
             if found is None:
@@ -180,7 +192,8 @@ class PostgresConnector:
                 )
         return published
 
-    def _prepare_slot(self, position: Position | None) -> PgPosition:
+    def _prepare_slot(self, position: Position | None) -> PgPosition | None:
+        """Where to begin; None if the source shall end."""
         slot = self._database.slot(self._slot)
         if slot is None:
             if position is not None:
@@ -192,7 +205,9 @@ class PostgresConnector:
                 raise InvalidError(
                     f"There is no slot {self._slot!r}; `create: true` in the source's config makes it."
                 )
-            self._database.create_slot(self._slot)
+            if not self._database.create_slot(self._slot, self._waits_for_transactions):
+                return None
+            self._made_slot = True
             logger.info("source %s: created the slot %s", self._context.source, self._slot)
             slot = self._database.slot(self._slot)
             assert slot is not None
@@ -205,10 +220,31 @@ class PostgresConnector:
         if slot.wal_status == "lost":
             raise InvalidError(self._lost())
         if position is None:
+            if slot.active:
+                raise UnavailableError(
+                    f"The slot {self._slot!r} is in use by somebody else, maybe a source of the same name; changes that "
+                    f"one of the two has confirmed the other would miss. Name another slot."
+                )
             return PgPosition(lsn=slot.confirmed_lsn)
         at = PgPosition.from_json(position)
         self._database.check_reaches(at.commit_lsn)
         return at
+
+    def _waits_for_transactions(self, wait_s: float) -> bool:
+        self._context.report({"phase": "waiting for open transactions", "slot": self._slot})
+        return self._context.wait(wait_s)
+
+    def _outwait_transactions(self, at: PgPosition) -> Iterator[Chunk]:
+        """Let every transaction end that is open now, before a table is read that was published just now.
+
+        What such a one did to the table before is in no snapshot yet, and not in the stream either: PostgreSQL sends
+        what was published when it was done. Creating a slot waits for them by itself.
+        """
+        last = self._database.next_transaction()
+        while self._database.oldest_transaction() < last:
+            yield Chunk((), at.to_json())
+            if self._waits_for_transactions(IDLE_S):
+                return
 
     def _check_tables(self) -> None:
         """InvalidError if a table is not the one any more that is followed: nothing would come of it, without a word."""
@@ -243,6 +279,14 @@ class PostgresConnector:
             f"new snapshot."
         )
 
+    def _with_a_new_slot(self) -> str:
+        """What PostgreSQL has kept can't be read any more: only what comes from now on."""
+        source = self._context.source
+        return (
+            f"`lastword connect pause {source}`, `SELECT pg_drop_replication_slot('{self._slot}')` in the database, and "
+            f"`reset {source}` and `resume {source}` let the source begin again with a new snapshot."
+        )
+
     def _lost(self) -> str:
         return (
             f"The slot {self._slot!r} is lost: PostgreSQL has removed WAL that it needed (max_slot_wal_keep_size). "
@@ -271,7 +315,7 @@ class PostgresConnector:
 
     def _read_rows(self, tables: Sequence[Table], at: PgPosition) -> Iterator[Chunk]:
         waiting = [table for table in tables if not at.tables[table.quoted].done]
-        reader = SnapshotReader(self._database)
+        reader = SnapshotReader(self._database, waiting)
         try:
             after = {table.quoted: at.tables[table.quoted].after for table in waiting}
             epoch = Epoch(reader.snapshot, parse_lsn(reader.until_lsn), after)
@@ -365,6 +409,11 @@ class PostgresConnector:
             key = table.key
         else:
             key = [each.name for each in relation.columns if each.is_key]
+        if not key:
+            raise InvalidError(
+                f"{table.quoted} was changed while it had no key, so it can't be told which rows. Give it one again. "
+                f"{self._with_a_new_slot()}"
+            )
         return self._shape(table, columns, key)
 
     def complete(self, records: list[SourceRecord], incomplete: dict[int, Incomplete]) -> None:
@@ -430,20 +479,29 @@ class PostgresConnector:
         if slot is not None:
             if slot.wal_status == "lost":
                 raise InvalidError(self._lost())
-            short = slot.safe_bytes is not None and slot.safe_bytes < self._lag_warn_bytes
-            is_long = slot.lag_bytes >= self._lag_warn_bytes or slot.wal_status == "unreserved" or short
-            warning = None
-            if is_long:
-                warning = f"PostgreSQL keeps {slot.lag_bytes >> 20} MiB of WAL for the slot {self._slot}" + (
-                    f", which is lost after {slot.safe_bytes >> 20} MiB more"
-                    if slot.safe_bytes is not None
-                    else ""
-                )
-                if not self._warned:
-                    logger.warning("source %s: %s", self._context.source, warning)
-            self._warned = is_long
-            facts |= {"slot_lag_bytes": slot.lag_bytes, "wal_status": slot.wal_status, "warning": warning}
+            facts |= self._slot_facts(slot)
         self._context.report(facts)
+
+    def look(self) -> None:
+        """The slot keeps WAL also while nobody reads it."""
+        slot = self._database.slot(self._slot)
+        if slot is not None:
+            self._context.report(self._slot_facts(slot))
+
+    def _slot_facts(self, slot: Slot) -> dict[str, Any]:
+        short = slot.safe_bytes is not None and slot.safe_bytes < self._lag_warn_bytes
+        is_long = slot.lag_bytes >= self._lag_warn_bytes or slot.wal_status == "unreserved" or short
+        warning = None
+        if is_long:
+            warning = f"PostgreSQL keeps {slot.lag_bytes >> 20} MiB of WAL for the slot {self._slot}" + (
+                f", which is lost after {slot.safe_bytes >> 20} MiB more"
+                if slot.safe_bytes is not None
+                else ""
+            )
+            if not self._warned:
+                logger.warning("source %s: %s", self._context.source, warning)
+        self._warned = is_long
+        return {"slot_lag_bytes": slot.lag_bytes, "wal_status": slot.wal_status, "warning": warning}
 
 
 def _tables(options: Options) -> list[str]:

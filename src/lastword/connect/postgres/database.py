@@ -5,7 +5,8 @@ The one place, with stream.py, that talks to psycopg2; its errors become ours he
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +21,15 @@ from lastword.connect.postgres.values import INTEGERS, SESSION, UUID, Type
 from lastword.errors import InvalidError, LastwordError, UnavailableError
 
 CONNECT_TIMEOUT_S: Final = 10
+CREATE_SLOT_S: Final = 0.5
+"""After so long without a slot it is said what is waited for."""
+KEEPALIVES: Final = {
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+"""A server that is gone without a word is noticed within a minute, not after hours."""
 
 _TABLE_QUERY: Final = """
     SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, c.reltuples::bigint,
@@ -156,6 +166,12 @@ class Database:
                 f"ADD PRIMARY KEY …), or a unique index as REPLICA IDENTITY, or REPLICA IDENTITY FULL and "
                 f"primary_key in the source's config."
             )
+        if generated := [each for each in chosen if each not in names]:
+            raise InvalidError(
+                f"The key column {generated[0]!r} of {quoted} is generated, and PostgreSQL does not send it. Set a unique "
+                f"index on other columns as REPLICA IDENTITY, or REPLICA IDENTITY FULL and primary_key in the source's "
+                f"config."
+            )
         if key and identity != "f" and set(chosen) != set(own):
             raise InvalidError(
                 f"primary_key is {', '.join(chosen)}, and the key of {quoted} is {', '.join(own) or 'none'}: its "
@@ -208,15 +224,36 @@ class Database:
     def publication_exists(self, name: str) -> bool:
         return self.one("SELECT 1 FROM pg_publication WHERE pubname = %s", [name]) is not None
 
-    def check_publication(self, name: str) -> None:
+    def check_publication(self, name: str, *, truncates: bool) -> None:
         """InvalidError if some changes are not in it."""
         found = self.one(
-            "SELECT pubinsert, pubupdate, pubdelete FROM pg_publication WHERE pubname = %s", [name]
+            "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s",
+            [name],
         )
-        if found is not None and not all(found):
+        if found is None:
+            return
+        way_out = f"ALTER PUBLICATION {self.quote(name)} SET (publish = 'insert, update, delete, truncate') changes that"
+        if not all(found[:3]):
             raise InvalidError(
-                f"The publication {name!r} does not publish every insert, update and delete. ALTER PUBLICATION "
-                f"{self.quote(name)} SET (publish = 'insert, update, delete, truncate') changes that."
+                f"The publication {name!r} does not publish every insert, update and delete. {way_out}."
+            )
+        if truncates and not found[3]:
+            raise InvalidError(
+                f"The publication {name!r} does not publish truncates, so rows would stay in the topic. {way_out}; "
+                f"`truncate: ignore` in the source's config leaves them there."
+            )
+
+    def check_partitions(self, table: Table, name: str) -> None:
+        """InvalidError if a table that is not in a publication is partitioned, and so could only be there in parts."""
+        found = self.one(
+            "SELECT 1 FROM pg_publication p, pg_class c "
+            "WHERE p.pubname = %s AND NOT p.pubviaroot AND c.oid = %s AND c.relkind = 'p'",
+            [name, table.oid],
+        )
+        if found is not None:
+            raise InvalidError(
+                f"{table.quoted} is partitioned, and the publication {name!r} publishes partitions as tables of their "
+                f"own. ALTER PUBLICATION {self.quote(name)} SET (publish_via_partition_root = true) changes that."
             )
 
     def check_reaches(self, lsn: int) -> None:
@@ -253,8 +290,42 @@ class Database:
             lag_bytes=max(0, lag or 0),
         )
 
-    def create_slot(self, name: str) -> None:
-        self.rows("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+    def create_slot(self, name: str, wait: Callable[[float], bool]) -> bool:
+        """Create a slot. PostgreSQL waits for all transactions that are open; False if `wait` says to give it up."""
+        failed: list[Exception] = []
+
+        def create() -> None:
+            try:
+                self.rows("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+            except Exception as error:  # noqa: BLE001
+                failed.append(error)
+
+        connection = self.connection
+        thread = threading.Thread(target=create, name="lastword-slot", daemon=True)
+        thread.start()
+        thread.join(CREATE_SLOT_S)
+        while thread.is_alive():
+            if wait(CREATE_SLOT_S):
+                with errors_of(self.dsn):
+                    connection.cancel()
+                thread.join()
+                return not failed
+            thread.join(0)
+        if failed:
+            raise failed[0]
+        return True
+
+    def next_transaction(self) -> int:
+        """The lowest number that no transaction has yet."""
+        found = self.one("SELECT pg_snapshot_xmax(pg_current_snapshot())::text")
+        assert found is not None
+        return int(found[0])
+
+    def oldest_transaction(self) -> int:
+        """The lowest number of a transaction that is open; without one, of the next."""
+        found = self.one("SELECT pg_snapshot_xmin(pg_current_snapshot())::text")
+        assert found is not None
+        return int(found[0])
 
     def type(self, oid: int) -> Type:
         """A type; one that is gone is a text."""
@@ -294,7 +365,7 @@ def connect(dsn: str, **more: Any) -> Any:
             options = f"{given['options']} {options}"
         given.setdefault("connect_timeout", str(CONNECT_TIMEOUT_S))
         given.setdefault("application_name", "lastword")
-        return psycopg2.connect(**{**given, "options": options}, **more)
+        return psycopg2.connect(**{**KEEPALIVES, **given, "options": options}, **more)
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from lastword.errors import UnavailableError
 ROWS: Final = 8_000
 """Rows that are handed on together, or fewer if they are large."""
 BYTES: Final = 4 << 20
+LOCK_WAIT_MS: Final = 5_000
+"""For whoever changes a table right now. Then it is tried again later."""
 WAITING: Final = 3
 """How many of these may wait."""
 
@@ -36,13 +38,22 @@ _ESCAPES: Final = {
 class SnapshotReader:
     """One consistent view of the database, held open while tables are read from it."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, tables: Sequence[Table]) -> None:
+        """The tables that will be read are locked first, as any query locks them: until the end none is rewritten.
+
+        A table that ALTER TABLE rewrites looks empty to snapshots that are older, and no change says so.
+        """
         self._dsn = database.dsn
         self._connection = connect(self._dsn)
         try:
             with errors_of(self._dsn):
                 self._connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
                 with self._connection.cursor() as cursor:
+                    # Locks are no queries: the snapshot is taken after them.
+                    cursor.execute(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}")
+                    listed = ", ".join(each.quoted for each in tables)
+                    cursor.execute(f"LOCK TABLE {listed} IN ACCESS SHARE MODE")
+                    cursor.execute("SET LOCAL lock_timeout = 0")
                     cursor.execute("SELECT pg_current_snapshot()::text")
                     self.snapshot = str(cursor.fetchone()[0])
                     # Asked after the snapshot was taken: everything that it has seen was committed before.

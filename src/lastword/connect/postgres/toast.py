@@ -59,7 +59,7 @@ class Filler:
             return
         self._look_up(records, incomplete)
         for index, record in enumerate(records):
-            if record.topic not in self._used or record.key is None:
+            if record.topic not in self._used or record.key is None or self._tells_of_end(records, index):
                 continue
             value = record.value
             if (each := incomplete.get(index)) is not None:
@@ -82,11 +82,18 @@ class Filler:
                 place = (each.shape.topic, each.lookup)
                 if place not in seen and place not in self._kept:
                     wanted.setdefault(each.shape.topic, set()).add(each.lookup)
-            if record.value is not None:
+            if record.value is not None and not self._tells_of_end(records, index):
                 seen.add((record.topic, record.key))
         for topic, keys in wanted.items():
             for key, value in self._topics.newest(topic, keys).items():
                 self._keep(topic, key, value)
+
+    def _tells_of_end(self, records: Sequence[SourceRecord], index: int) -> bool:
+        """Whether a record is the envelope of a delete, right before its tombstone: no row, and no tombstone either."""
+        if not self._is_envelope or index + 1 >= len(records):
+            return False
+        record, following = records[index], records[index + 1]
+        return following.value is None and (record.topic, record.key) == (following.topic, following.key)
 
     def _row(self, each: Incomplete) -> bytes:
         missing = each.shape.unchanged(each.values)
@@ -117,7 +124,7 @@ class Filler:
 
 
 def slices(text: str, names: Iterable[str]) -> dict[str, str]:
-    """Fields of a JSON object as the text has them, so that no digit of theirs changes. Compact objects only."""
+    """Fields of a JSON object as the text has them, so that no digit of theirs changes. Spaces around them don't matter."""
     wanted = set(names)
     found: dict[str, str] = {}
     if not text.startswith("{") or text == "{}":
@@ -125,9 +132,17 @@ def slices(text: str, names: Iterable[str]) -> dict[str, str]:
     at = 1
     while True:
         name, at = _decoder.raw_decode(text, at)
-        _, end = _decoder.raw_decode(text, at + 1)
+        begin = _past_spaces(text, at + 1)
+        _, end = _decoder.raw_decode(text, begin)
         if name in wanted:
-            found[name] = text[at + 1 : end]
+            found[name] = text[begin:end]
+        end = _past_spaces(text, end)
         if text[end] == "}":
             return found
         at = end + 1
+
+
+def _past_spaces(text: str, at: int) -> int:
+    while text[at] in " \t\n\r":
+        at += 1
+    return at

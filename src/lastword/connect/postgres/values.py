@@ -63,6 +63,11 @@ def _as_is(value: bytes) -> bytes:
     return value
 
 
+def _json(value: bytes) -> bytes:
+    # The type json keeps the spaces around a value.
+    return value.strip()
+
+
 def _boolean(value: bytes) -> bytes:
     return b"true" if value == b"t" else b"false"
 
@@ -94,7 +99,7 @@ _BY_OID: Final[Mapping[int, ToJson]] = {
     21: _as_is,
     23: _as_is,
     26: _as_is,
-    114: _as_is,
+    114: _json,
     3802: _as_is,
     700: _float,
     701: _float,
