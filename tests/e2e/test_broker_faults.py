@@ -192,7 +192,7 @@ def test_a_topic_that_could_not_be_opened_at_the_start_comes_back(
     settings = {"auto.create.topics.enable": False}
     with running_broker(tmp_path / "data", settings) as broker:
         broker.log.create_topic("t").append("k", "v")
-    folder = tmp_path / "data" / "warehouse"
+    folder = tmp_path / "data" / "warehouse" / "default" / "t"
     away = folder.rename(tmp_path / "away")
     with running_broker(tmp_path / "data", settings) as broker:
         consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "g", "log_level": 0})

@@ -227,7 +227,7 @@ BROKER_SETTINGS: tuple[Setting, ...] = (
         key="kafka.advertised",
         kind=Address(),
         default=None,
-        unset="as `kafka.listen`",
+        unset="as `kafka.listen`; with `0.0.0.0` the address that a client has reached",
         meaning="where Kafka clients are told to connect to, if that is another address than `kafka.listen`",
     ),
     Setting(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import datasketches
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from tests.support.segments import append, local_place, new_topic, records, write_segment
@@ -19,6 +20,14 @@ def keys_of(first: int, count: int) -> pa.Array:
     return pa.array([b"user-%d" % number for number in range(first, first + count)], pa.binary())
 
 
+def numbers_of(keys: pa.Array) -> npt.NDArray[np.uint64]:
+    return sketches._low_keys(keys, 1 << 63)[0]
+
+
+def hashes_of(keys: pa.Array) -> npt.NDArray[np.uint64]:
+    return sketches._low_keys(keys, 1 << 63)[1]
+
+
 def sketch_of(*columns: pa.Array) -> bytes:
     sketch = KeySketch()
     for column in columns:
@@ -28,7 +37,7 @@ def sketch_of(*columns: pa.Array) -> bytes:
 
 def fed_to_the_library(keys: pa.Array) -> datasketches.update_theta_sketch:
     fed = datasketches.update_theta_sketch(11, seed=9001)
-    for number in sketches._numbers_of(keys).astype(np.int64).tolist():
+    for number in numbers_of(keys).astype(np.int64).tolist():
         fed.update(number)
     return fed
 
@@ -50,12 +59,12 @@ def test_the_sketch_is_the_librarys_own() -> None:
     keys = keys_of(0, 2000)
     ours = datasketches.compact_theta_sketch.deserialize(sketch_of(keys), seed=9001)
     assert sorted(ours) == sorted(fed_to_the_library(keys).compact())
-    assert sorted(sketches._theta_hash(sketches._numbers_of(keys)).tolist()) == sorted(ours)
+    assert sorted(hashes_of(keys).tolist()) == sorted(ours)
 
 
 def test_past_its_size_it_keeps_the_lowest_hashes() -> None:
     keys = keys_of(0, 10_000)
-    lowest = np.unique(sketches._theta_hash(sketches._numbers_of(keys)))[:2048].tolist()
+    lowest = np.unique(hashes_of(keys))[:2048].tolist()
     kept = sorted(datasketches.compact_theta_sketch.deserialize(sketch_of(keys), seed=9001))
     # The threshold is handed over as a float of 32 bits, which may cost an entry or two at the edge.
     assert kept == lowest[: len(kept)]
@@ -67,7 +76,7 @@ def test_short_keys_are_all_told_apart() -> None:
     short = [bytes([first]) for first in range(256)] + [
         bytes([first, second]) for first in range(256) for second in range(256)
     ]
-    assert len(set(sketches._numbers_of(pa.array(short, pa.binary())).tolist())) == len(short)
+    assert len(set(numbers_of(pa.array(short, pa.binary())).tolist())) == len(short)
 
 
 def test_keys_of_one_partition_are_counted_as_well_as_all(tmp_path: Path) -> None:
@@ -75,7 +84,7 @@ def test_keys_of_one_partition_are_counted_as_well_as_all(tmp_path: Path) -> Non
     keys = keys_of(0, 60_000)
     own = keys.filter(pa.array(partitions_of(keys, 20, Turns()) == 3))
     assert distinct_keys([sketch_of(own)]) == pytest.approx(len(own), rel=0.06)
-    numbers = sketches._numbers_of(keys)
+    numbers = numbers_of(keys)
     assert len(np.unique(numbers)) == len(keys)
 
 
