@@ -194,13 +194,7 @@ _OF_TOPICS = tuple(
 def forget_topic(name: str) -> None:
     """Take back what was exported of a topic that is gone: else everything of each that ever was would stay."""
     for metric in _OF_TOPICS:
-        samples = [each for family in metric.collect() for each in family.samples]
-        for labels in {
-            tuple(value for label, value in each.labels.items() if label != "le")
-            for each in samples
-            if each.labels["topic"] == name
-        }:
-            metric.remove(*labels)
+        metric.remove_by_labels({"topic": name})
 
 
 def exposition() -> str:

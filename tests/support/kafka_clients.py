@@ -131,29 +131,18 @@ def consume_in_group(
     patience_s: float = PATIENCE_S,
 ) -> list[Taken]:
     """Read so many records in a group, or all that there are, commit them, and leave."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": address,
-            "group.id": group,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 50,
-        }
-    )
-    consumer.subscribe([topic])
     found: list[Taken] = []
     ended: set[int] = set()
+    with member(address, group, topic, {"enable.partition.eof": True, "fetch.wait.max.ms": 50}) as consumer:
 
-    def is_read() -> bool:
-        message = consumer.poll(0.5)
-        if message is not None and message.error() is not None:
-            ended.add(message.partition())
-        elif message is not None:
-            found.append(((message.partition(), message.offset()), message.key(), message.value()))
-        return len(found) == count if count is not None else len(ended) >= partitions
+        def is_read() -> bool:
+            message = consumer.poll(0.5)
+            if message is not None and message.error() is not None:
+                ended.add(message.partition())
+            elif message is not None:
+                found.append(((message.partition(), message.offset()), message.key(), message.value()))
+            return len(found) == count if count is not None else len(ended) >= partitions
 
-    try:
         if count != 0:
             wait_until(is_read, f"group {group} has read {topic}", patience_s)
         ends = {partition: offset + 1 for (partition, offset), _, _ in found}
@@ -161,8 +150,6 @@ def consume_in_group(
             consumer.commit(
                 offsets=[TopicPartition(topic, each, end) for each, end in ends.items()], asynchronous=False
             )
-    finally:
-        consumer.close()
     return found
 
 
