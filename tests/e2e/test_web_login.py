@@ -219,6 +219,11 @@ def test_people_sign_in_and_other_origins_can_do_nothing(tmp_path: Path) -> None
             assert answers[2] == "TypeError"
             assert log.topics() == []
 
+        # A link on a page elsewhere leads to ours all the same, and ours may then ask for what it shows.
+        browser.open(evil)
+        browser.run("location.assign(arguments[0])", f"{unguarded}/records?name=nothing")
+        browser.find("main", "There is no topic “nothing”")
+
         browser.open(f"{guarded}/")
         browser.click("button", "Sign out")
         browser.find("#token")

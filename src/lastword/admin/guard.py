@@ -1,9 +1,10 @@
 """Who may ask, and how. It stands before the app, so that nothing of a refused request is looked at.
 
 On this machine alone no token is needed, but a browser is on this machine too: a web page must neither reach the
-API under a name of its own (DNS rebinding) nor send it something that changes anything. So the Host must be one of
-this machine's, a page of another origin is refused, and what changes something must say that it is JSON, which a
-page can't without asking first. With a token none of that is needed: a page does not know it.
+API under a name of its own (DNS rebinding), nor send it something that changes anything, nor have it look for
+something that costs much. So the Host must be one of this machine's, a page of another origin is refused whatever it
+asks for, also as an image (a link to a page of ours may be followed), and what changes something must say that it is
+JSON, which a page can't without asking first. With a token none of that is needed: a page does not know it.
 
 Instead of the token a browser may have the cookie that the login gave it (pages.py). A browser sends it by itself, so
 what comes with it must come from a page of this very origin; other ports of this machine are other origins.
@@ -29,6 +30,8 @@ _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _OPEN_PATHS = ("/healthz",)
 """Asked without a token by whatever watches the process; they tell nothing."""
 _READING = ("GET", "HEAD")
+_LINKED_PATHS = (*pages.PAGES, pages.LOGIN, "/docs")
+"""Pages that a link on any other page may lead to: they hold no data."""
 
 
 class _TooLargeError(BaseException):
@@ -96,7 +99,7 @@ class Guard:
             is_right = hmac.compare_digest(token.strip().encode(), self._token)
             is_open = path in _OPEN_PATHS or (path in pages.OPEN_PATHS and method in _READING)
             if not given and self._has_cookie(headers):
-                if (why := _foreign(headers)) is not None:
+                if (why := _foreign(method, path, headers)) is not None:
                     return HTTPStatus.FORBIDDEN, why
             elif not is_open and (scheme.lower() != "bearer" or not is_right):
                 return HTTPStatus.UNAUTHORIZED, (
@@ -111,6 +114,8 @@ class Guard:
             origin = headers.get("origin")
             if origin is not None and origin.removeprefix("http://") != headers.get("host"):
                 return HTTPStatus.FORBIDDEN, f"a page of another origin asks: {origin}"
+            if (why := _foreign(method, path, headers)) is not None:
+                return HTTPStatus.FORBIDDEN, why
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > MAX_BODY_BYTES:
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE
@@ -130,15 +135,21 @@ class Guard:
         return name in cookies and hmac.compare_digest(cookies[name].value.encode(), value.encode())
 
 
-def _foreign(headers: Headers) -> str | None:
-    """Why a request that a browser has sent does not come from a page of ours."""
+def _foreign(method: str, path: str, headers: Headers) -> str | None:
+    """Say why a request that a browser has sent comes neither from a page of ours nor from a link to one."""
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
         return f"a page of another origin asks: {origin}"
     site = headers.get("sec-fetch-site", "none")
-    if site not in ("same-origin", "none"):
+    if site not in ("same-origin", "none") and not _follows_a_link(method, path, headers):
         return f"a page of another origin asks: Sec-Fetch-Site is {site}"
     return None
+
+
+def _follows_a_link(method: str, path: str, headers: Headers) -> bool:
+    """Tell whether somebody opens one of our pages, in a window and not in a frame, from a page elsewhere."""
+    fetched = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+    return method in _READING and path in _LINKED_PATHS and fetched == ("navigate", "document")
 
 
 def _is_navigation(scope: Scope, headers: Headers) -> bool:

@@ -77,6 +77,45 @@ def test_pages_of_another_origin_are_refused() -> None:
         assert ask(None, headers={"Origin": origin}).status_code == 403
 
 
+CROSS = [{"Sec-Fetch-Site": site} for site in ("cross-site", "same-site", "what-comes-next")]
+
+
+@pytest.mark.parametrize("site", CROSS)
+@pytest.mark.parametrize(
+    "fetched",
+    [
+        {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+        {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"},
+        {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"},
+        {},
+    ],
+)
+def test_a_page_of_another_site_can_not_even_ask_for_something_to_read(
+    site: dict[str, str], fetched: dict[str, str]
+) -> None:
+    """An <img> sends no Origin, and what it asks for costs the server all the same."""
+    for path in ("/v1/views/topics/big/state", "/v1/topics", "/metrics", "/readyz", "/web/app.js"):
+        assert ask(None, path=path, headers=site | fetched).status_code == 403
+        assert ask(None, "HEAD", path=path, headers=site | fetched).status_code == 403
+
+
+@pytest.mark.parametrize("site", CROSS)
+def test_a_link_elsewhere_may_lead_to_a_page_but_no_frame_may_show_it(site: dict[str, str]) -> None:
+    linked = site | {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    for path in ("/", "/records?name=users", "/login", "/docs"):
+        assert ask(None, path=path, headers=linked).status_code == 200
+        assert ask(None, path=path, headers=linked | {"Sec-Fetch-Dest": "iframe"}).status_code == 403
+        assert ask(None, path=path, headers=linked | {"Sec-Fetch-Mode": "no-cors"}).status_code == 403
+    json = {"Content-Type": "application/json"}
+    assert ask(None, "POST", path="/logout", content=b"{}", headers=linked | json).status_code == 403
+    assert ask(None, "POST", path="/login", content=b"{}", headers=linked | json).status_code == 403
+
+
+def test_our_own_pages_and_an_address_that_is_typed_pass() -> None:
+    for site in ("same-origin", "none"):
+        assert ask(None, headers={"Sec-Fetch-Site": site}).status_code == 200
+
+
 def test_a_body_is_bounded_whether_it_says_its_length_or_not() -> None:
     json = {"Content-Type": "application/json"}
     too_much = b" " * (MAX_BODY_BYTES + 1)
