@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import json
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from uuid import UUID
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io import PY_IO_IMPL
 from sqlalchemy import URL, event
 from sqlalchemy.exc import SQLAlchemyError
@@ -36,12 +37,20 @@ from lastword.segments.fileio import FILE_IO, FileTree, SyncedFileIO, bare_path,
 from lastword.segments.foreign import mapped
 from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.loader import TableLoader
+from lastword.segments.relocation import Rewritten, rewrite
 from lastword.segments.table import Positions, TopicInfo
 
 log = logging.getLogger(__name__)
 
 CATALOG_NAME = "lastword"
 """The catalog's name: other engines that read a SQL catalog's tables give the same one."""
+
+
+_TOPIC_ID = re.compile("[0-9a-f]{32}")
+
+
+def _is_below(location: str, place: str) -> bool:
+    return bare_path(location).startswith(bare_path(place).rstrip("/") + "/")
 
 
 def sqlite_properties(path: Path) -> dict[str, str]:
@@ -127,6 +136,59 @@ class IcebergCatalog:
         steps.reached("create.done")
         return self.load(topic.name)
 
+    def register(self, name: str, metadata_location: str) -> IcebergTable:
+        """Take in a topic whose files, written or rewritten for their place, are there already."""
+        identifier = mapping.identifier_of(name)
+        with mapped(f"Registering the topic {name}"):
+            self._ensure_namespace(identifier[0])
+            try:
+                self._catalog.register_table(identifier, metadata_location)
+            except TableAlreadyExistsError as error:
+                raise TopicExistsError(f"There is a topic {name} already.") from error
+        steps.reached("register.done")
+        return self.load(name)
+
+    def location(self, name: str, topic_id: UUID) -> str:
+        """Where the files of a topic are, or would be, in this warehouse."""
+        return self._location(name, topic_id)
+
+    def relocate(
+        self, properties: Mapping[str, str] | None = None, *, below: str | None = None
+    ) -> dict[str, Rewritten]:
+        """Rewrite every topic's metadata for this warehouse, to which their files have been moved or copied.
+
+        `properties` are set in each table. With `below` only topics whose metadata was below that place are
+        looked at. All pointers move in one transaction. Repeated after a kill it does the rest, or nothing.
+        """
+        with mapped("Relocating the topics"):
+            pointers = self._loader.pointers()
+            if pointers is None:
+                raise InvalidConfigError(
+                    "Tables of this catalog can't be relocated: only a SQL catalog can be told where their metadata "
+                    "is. Move the folder back, or restore a backup of it."
+                )
+            done: dict[str, Rewritten] = {}
+            moves: dict[tuple[str, ...], tuple[str, str]] = {}
+            for identifier, pointer in sorted(pointers.items()):
+                folder, _, file_name = pointer.rpartition("/metadata/")
+                topic_id = folder.rpartition("/")[2]
+                if not _TOPIC_ID.fullmatch(topic_id) or (below and not _is_below(folder, below)):
+                    continue
+                name = mapping.topic_of(identifier)
+                location = self._location(name, UUID(topic_id))
+                done[name] = rewrite(
+                    self._file_io,
+                    f"{location}/metadata/{file_name}",
+                    location=location,
+                    properties=properties,
+                )
+                if done[name].metadata_location != pointer:
+                    moves[identifier] = (pointer, done[name].metadata_location)
+            if moves:
+                self._loader.move_pointers(moves)
+            steps.reached("relocate.pointers.moved")
+            return done
+
     def abandon(self, name: str, topic_id: UUID) -> None:
         with mapped(f"Removing what is left of the creation of {name}"):
             FileTree(self._file_io, self._location(name, topic_id)).remove()
@@ -200,7 +262,9 @@ class IcebergCatalog:
                 ).open() as stream:
                     text = stream.read()
                 try:
-                    name, location = json.loads(text)["name"], json.loads(text)["location"]
+                    # Not the place that it names: a note of a folder that was moved or copied names the old one.
+                    name = json.loads(text)["name"]
+                    location = self._location(name, UUID(note.path.rpartition("/")[2]))
                 except ValueError:
                     # Written only in part, so its drop never began.
                     notes.remove_file(note.path)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from lastword.errors import CorruptError
@@ -41,6 +44,40 @@ class TableLoader:
         if isinstance(self._catalog, SqlCatalog):
             return self._pointer(identifier) is not None
         return self._catalog.table_exists(identifier)
+
+    def move_pointers(self, moves: Mapping[tuple[str, ...], tuple[str, str]]) -> None:
+        """Have tables of a SQL catalog name other metadata files: all of them, in one transaction, or none.
+
+        `moves` are the location of each table's metadata that is expected, and the new one.
+        """
+        assert isinstance(self._catalog, SqlCatalog)
+        with Session(self._catalog.engine) as session:
+            for (namespace, name), (before, after) in moves.items():
+                found = session.execute(
+                    update(IcebergTables)
+                    .where(
+                        IcebergTables.catalog_name == self._catalog.name,
+                        IcebergTables.table_namespace == namespace,
+                        IcebergTables.table_name == name,
+                        IcebergTables.metadata_location == before,
+                    )
+                    .values(metadata_location=after, previous_metadata_location=None)
+                )
+                if found.rowcount != 1:  # type: ignore[attr-defined]
+                    raise CommitFailedException(f"the table {namespace}.{name} no longer names {before}")
+            session.commit()
+
+    def pointers(self) -> dict[tuple[str, str], str] | None:
+        """Where the metadata of every table is now, by one query; None where only loading a table can tell."""
+        if not isinstance(self._catalog, SqlCatalog):
+            return None
+        with Session(self._catalog.engine) as session:
+            rows = session.execute(
+                select(
+                    IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location
+                ).where(IcebergTables.catalog_name == self._catalog.name)
+            )
+            return {(namespace, name): pointer for namespace, name, pointer in rows if pointer is not None}
 
     def _pointer(self, identifier: tuple[str, ...]) -> str | None:
         """Where the metadata is now. Only SQL catalogs can tell without reading it."""
