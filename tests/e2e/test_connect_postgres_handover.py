@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.support.postgres import Cluster, running_cluster
 from tests.support.sources import Sources, postgres_source, running
 
 import lastword
+from lastword import steps
 from lastword.connect import states
 from lastword.connect.metrics import SLOT_LAG
 from lastword.connect.postgres.database import Database
@@ -174,6 +176,51 @@ def test_a_truncate_takes_keys_of_others_with_it(cluster: Cluster, log: Log) -> 
         cluster.run("TRUNCATE shared")
         sources.wait(lambda: len(list(log.topic("db.shared").read())) == 4)
     assert not [key for key, value in _newest(log, "db.shared").items() if value is not None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("int", "i"),
+        ("bytea", "decode(lpad(to_hex(i * 7), 4, '0'), 'hex')"),
+        ("timestamp", "timestamp '2026-01-01' + (i % 4) * interval '1 day' + (i / 4) * interval '1 minute'"),
+        ("timestamptz", "timestamptz '2026-01-01' + i * interval '7 hours'"),
+        ("float8", "(i - 20) * 1e14"),
+        ("boolean, also int", "i % 2 = 0, i"),
+    ],
+)
+def test_a_truncate_between_two_parts_of_a_snapshot_ends_the_rows_of_the_first(
+    cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch, kind: str, key: str
+) -> None:
+    monkeypatch.setattr("lastword.connect.postgres.snapshot.ROWS", 10)
+    cluster.run(
+        "DROP TABLE IF EXISTS cut",
+        f"CREATE TABLE cut (k {kind}, v int)",
+        f"ALTER TABLE cut ADD PRIMARY KEY (k{', also' if 'also' in kind else ''})",
+        f"INSERT INTO cut SELECT {key}, 1 FROM generate_series(1, 40) i",
+    )
+    seen: list[str] = []
+
+    def pause_in_the_middle(step: str) -> None:
+        seen.append(step)
+        if step == "connect.appended" and seen.count(step) == 2:
+            states.pause(log.path, "cut")
+
+    steps.install(pause_in_the_middle)
+    try:
+        with running(log, {"cut": postgres_source(cluster, "db.cut", table="cut", slot="cut")}) as sources:
+            sources.wait(lambda: sources.status()["state"] == "paused")
+            assert sources.status()["records"] == 20
+            cluster.run("TRUNCATE cut", f"INSERT INTO cut SELECT {key}, 2 FROM generate_series(3, 38) i")
+            states.resume(log.path, "cut")
+            sources.wait_for_phase("stream")
+            cluster.run(f"INSERT INTO cut SELECT {key}, 3 FROM generate_series(40, 40) i")
+            sources.wait(lambda: 3 in [value["v"] for _, value in sources.records("db.cut") if value])
+    finally:
+        steps.install(None)
+        cluster.run("SELECT pg_drop_replication_slot('cut')", "DROP PUBLICATION lastword_cut")
+    state = [value for value in _newest(log, "db.cut").values() if value is not None]
+    assert sorted(json.loads(each)["v"] for each in state) == [2] * 36 + [3]
 
 
 def test_a_publication_that_is_gone_is_not_quietly_made_again(cluster: Cluster, log: Log) -> None:

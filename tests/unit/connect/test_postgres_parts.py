@@ -20,9 +20,9 @@ from lastword.connect.postgres.position import (
     lsn_text,
     parse_lsn,
 )
+from lastword.connect.postgres.rows import slices
 from lastword.connect.postgres.snapshot import row_of
-from lastword.connect.postgres.toast import slices
-from lastword.connect.postgres.values import Type, converter
+from lastword.connect.postgres.values import Type, converter, reverse
 from lastword.errors import CorruptError
 
 
@@ -77,6 +77,46 @@ def test_a_domain_is_what_is_below_it() -> None:
 )
 def test_values(oid: int, text: str, found: object) -> None:
     assert json.loads(converter(oid, types)(text.encode())) == found
+
+
+@pytest.mark.parametrize(
+    ("oid", "text"),
+    [
+        (16, "t"),
+        (16, "f"),
+        (17, "\\x"),
+        (17, "\\x00ff10"),
+        (20, "-9223372036854775808"),
+        (700, "1.5"),
+        (701, "-Infinity"),
+        (701, "NaN"),
+        (701, "1e+20"),
+        (701, "-0"),
+        (1700, "1.50"),
+        (25, 'tab\t "q" back\\slash \n é ☃ T Z'),
+        (1114, "2026-01-01 00:00:00.5"),
+        (1114, "infinity"),
+        (1114, "0044-03-15 00:00:00 BC"),
+        (1184, "2026-01-01 00:00:00.5+00"),
+        (1184, "0044-03-15 00:00:00+00 BC"),
+        (1184, "-infinity"),
+        (3802, '{"a": [1.10, null]}'),
+        (1007, "{1,NULL,3}"),
+        (90000, "{{1,2},{3,4}}"),
+        (1009, r'{{plain,"a b"},{"NULL","\"\\"},{"",NULL},{"x,y","{}"}}'),
+        (1009, "{}"),
+    ],
+)
+def test_the_json_of_a_value_leads_back_to_its_text(oid: int, text: str) -> None:
+    assert reverse(oid, types)(converter(oid, types)(text.encode())) == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("oid", "raw"), [(23, '"x"'), (25, "1"), (17, '"no base64"'), (1114, "5"), (16, "1")]
+)
+def test_what_is_no_json_of_a_type_is_told(oid: int, raw: str) -> None:
+    with pytest.raises(ValueError):
+        reverse(oid, types)(raw.encode())
 
 
 # -------------------------------------------------------------------------------------------------- messages

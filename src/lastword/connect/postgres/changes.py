@@ -6,7 +6,6 @@ cut short by the number of its changes, and what a snapshot has seen by the tran
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
@@ -21,7 +20,7 @@ from lastword.connect.postgres.pgoutput import (
     Update,
     Value,
 )
-from lastword.connect.postgres.position import Filter, OrderKey, PgPosition
+from lastword.connect.postgres.position import Filter, OrderKey, PgPosition, order_key
 from lastword.connect.postgres.rows import Envelope, Shape
 from lastword.connect.postgres.toast import Incomplete
 from lastword.connect.protocol import Chunk, SourceRecord
@@ -237,20 +236,9 @@ class Changes:
 
     def _has_read(self, shape: Shape, key: bytes) -> bool:
         """The same for a key that is known as JSON only; one that is none of the table's was not read."""
-        try:
-            return self._has_seen(shape, lambda: _order_key(shape, key))
-        except (ValueError, KeyError, TypeError):
-            return False
+        texts = shape.key_texts(key) if self._filter is not None else None
+        return texts is not None and self._has_seen(shape, lambda: order_key(texts, shape.key_is_integer))
 
 
 def _same(row: bytes) -> bytes:
     return row
-
-
-def _order_key(shape: Shape, key: bytes) -> OrderKey:
-    """The order of a key that is known as JSON only."""
-    found = json.loads(key)
-    return tuple(
-        int(found[shape.names[index]]) if integer else str(found[shape.names[index]]).encode()
-        for index, integer in zip(shape.key_indexes, shape.key_is_integer, strict=True)
-    )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from json.decoder import JSONDecoder
 from typing import Any, Final
 
 from lastword.connect.postgres.pgoutput import UNCHANGED, Unchanged, Value
 from lastword.connect.postgres.position import OrderKey
-from lastword.connect.postgres.values import ToJson, Type, converter
+from lastword.connect.postgres.values import FromJson, ToJson, Type, converter, reverse
 from lastword.errors import InvalidError
 
 UNAVAILABLE: Final = b'"__debezium_unavailable_value"'
 """Stands for a value that was not sent, where it shall not be filled: Debezium's own mark."""
+
+_decoder = JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class Shape:
     converters: tuple[ToJson, ...]
     key_indexes: tuple[int, ...]
     key_is_integer: tuple[bool, ...]
+    key_parsers: tuple[FromJson, ...]
+    """From the JSON of a key back to the texts that PostgreSQL has sent."""
 
     @classmethod
     def make(
@@ -63,6 +68,7 @@ class Shape:
             converters=tuple(converter(oid, types) for _, oid in columns),
             key_indexes=indexes,
             key_is_integer=tuple(is_integer(columns[index][1]) for index in indexes),
+            key_parsers=tuple(reverse(columns[index][1], types) for index in indexes),
         )
 
     def key(self, values: Sequence[Value]) -> bytes:
@@ -84,6 +90,17 @@ class Shape:
             assert isinstance(value, bytes)
             key.append(int(value) if integer else value)
         return tuple(key)
+
+    def key_texts(self, key: bytes) -> list[str] | None:
+        """The texts of a key that is known as JSON only; None if it is no key of this table."""
+        try:
+            found = slices(key.decode(), [self.names[index] for index in self.key_indexes])
+            return [
+                parse(found[self.names[index]].encode()).decode()
+                for index, parse in zip(self.key_indexes, self.key_parsers, strict=True)
+            ]
+        except (ValueError, LookupError):
+            return None
 
     def order_key_texts(self, values: Sequence[Value]) -> list[str]:
         return [(values[index] or b"").decode() for index in self.key_indexes]  # type: ignore[union-attr]
@@ -162,3 +179,28 @@ class Envelope:
                 b"}",
             )
         )
+
+
+def slices(text: str, names: Iterable[str]) -> dict[str, str]:
+    """Fields of a JSON object as the text has them, so that no digit of theirs changes. Spaces around them don't matter."""
+    wanted = set(names)
+    found: dict[str, str] = {}
+    if not text.startswith("{") or text == "{}":
+        return found
+    at = 1
+    while True:
+        name, at = _decoder.raw_decode(text, at)
+        begin = _past_spaces(text, at + 1)
+        _, end = _decoder.raw_decode(text, begin)
+        if name in wanted:
+            found[name] = text[begin:end]
+        end = _past_spaces(text, end)
+        if text[end] == "}":
+            return found
+        at = end + 1
+
+
+def _past_spaces(text: str, at: int) -> int:
+    while text[at] in " \t\n\r":
+        at += 1
+    return at

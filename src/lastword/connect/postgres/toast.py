@@ -8,18 +8,15 @@ column that the last record does not have, because it was renamed since, is aske
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from json.decoder import JSONDecoder
 from typing import Final
 
 from lastword.connect.postgres.pgoutput import Value
-from lastword.connect.postgres.rows import Shape
+from lastword.connect.postgres.rows import Shape, slices
 from lastword.connect.protocol import SourceRecord, TopicReads
 
 KEPT_BYTES: Final = 64 << 20
-
-_decoder = JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,28 +118,3 @@ class Filler:
             self._kept[topic, key] = value
             self._kept_bytes += len(key) + len(value)
         return before
-
-
-def slices(text: str, names: Iterable[str]) -> dict[str, str]:
-    """Fields of a JSON object as the text has them, so that no digit of theirs changes. Spaces around them don't matter."""
-    wanted = set(names)
-    found: dict[str, str] = {}
-    if not text.startswith("{") or text == "{}":
-        return found
-    at = 1
-    while True:
-        name, at = _decoder.raw_decode(text, at)
-        begin = _past_spaces(text, at + 1)
-        _, end = _decoder.raw_decode(text, begin)
-        if name in wanted:
-            found[name] = text[begin:end]
-        end = _past_spaces(text, end)
-        if text[end] == "}":
-            return found
-        at = end + 1
-
-
-def _past_spaces(text: str, at: int) -> int:
-    while text[at] in " \t\n\r":
-        at += 1
-    return at

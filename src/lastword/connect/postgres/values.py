@@ -36,8 +36,10 @@ SESSION: Final = {
 """What a session must have for its texts to be those that are understood here."""
 
 ToJson = Callable[[bytes], bytes]
+FromJson = Callable[[bytes], bytes]
 
 _PLAIN = re.compile(rb'[\x00-\x1f"\\]')
+_QUOTED_IN_ARRAYS = re.compile(r'["\\{}\s]')
 _NULL: Final = b"null"
 
 
@@ -161,3 +163,96 @@ def _array(value: bytes, element: ToJson, delimiter: bytes) -> bytes:
             item_bytes = value[start:at]
             out += _NULL if item_bytes == b"NULL" else element(item_bytes)
     return bytes(out)
+
+
+def reverse(oid: int, types: Callable[[int], Type]) -> FromJson:
+    """How the JSON of a type becomes PostgreSQL's text again: the way back of `converter`.
+
+    ValueError if it is no JSON of that type. Only the bounds of an array that begins elsewhere than at 1 are lost.
+    """
+    known = _BACK_BY_OID.get(oid)
+    if known is not None:
+        return known
+    found = types(oid)
+    if found.base:
+        return reverse(found.base, types)
+    if found.element:
+        element = reverse(found.element, types)
+        return lambda raw: _array_text(raw.decode(), element, found.delimiter).encode()
+    return _plain_text
+
+
+def _unquoted(raw: bytes) -> str:
+    value = json.loads(raw)
+    if not isinstance(value, str):
+        raise ValueError(f"{raw[:80]!r} is not a text")
+    return value
+
+
+def _plain_text(raw: bytes) -> bytes:
+    return _unquoted(raw).encode()
+
+
+def _whole_number(raw: bytes) -> bytes:
+    return b"%d" % int(raw)
+
+
+def _number(raw: bytes) -> bytes:
+    return _plain_text(raw) if raw.startswith(b'"') else raw
+
+
+def _truth(raw: bytes) -> bytes:
+    return {b"true": b"t", b"false": b"f"}.get(raw) or _plain_text(raw)
+
+
+def _hex(raw: bytes) -> bytes:
+    return b"\\x" + base64.b64decode(_unquoted(raw), validate=True).hex().encode()
+
+
+def _moment(raw: bytes) -> bytes:
+    return _unquoted(raw).replace("T", " ", 1).encode()
+
+
+def _moment_in_zone(raw: bytes) -> bytes:
+    moment, zone, rest = _unquoted(raw).partition("Z")
+    return (moment.replace("T", " ", 1) + "+00" + rest if zone else moment).encode()
+
+
+_BACK_BY_OID: Final[Mapping[int, FromJson]] = {
+    16: _truth,
+    17: _hex,
+    20: _whole_number,
+    21: _whole_number,
+    23: _whole_number,
+    26: _whole_number,
+    114: _as_is,
+    3802: _as_is,
+    700: _number,
+    701: _number,
+    1114: _moment,
+    1184: _moment_in_zone,
+}
+
+
+def _array_text(raw: str, element: FromJson, delimiter: str) -> str:
+    """A list as PostgreSQL writes an array: quotes only where they must be."""
+    parts = []
+    at = 1
+    decoder = json.JSONDecoder()
+    while raw[at] != "]":
+        _, end = decoder.raw_decode(raw, at)
+        item = raw[at:end]
+        if item.startswith("["):
+            parts.append(_array_text(item, element, delimiter))
+        elif item == "null":
+            parts.append("NULL")
+        else:
+            parts.append(_array_item(element(item.encode()).decode(), delimiter))
+        at = end + (raw[end] == ",")
+    return "{" + delimiter.join(parts) + "}"
+
+
+def _array_item(item: str, delimiter: str) -> str:
+    if item and item.upper() != "NULL" and delimiter not in item and not _QUOTED_IN_ARRAYS.search(item):
+        return item
+    return '"' + item.replace("\\", "\\\\").replace('"', '\\"') + '"'
