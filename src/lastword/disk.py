@@ -16,6 +16,7 @@ write = os.write
 writev = os.writev
 
 MAX_PIECES = 512
+_FOLDER_ATTEMPTS = 5
 
 # Linux only, and not in Python's os.
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
@@ -67,6 +68,17 @@ def sync_folder(folder: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Create a folder and those above it, synced, so that a file in it can't lose its way."""
+    for attempt in range(_FOLDER_ATTEMPTS):
+        try:
+            _make_missing(folder)
+            return
+        except FileNotFoundError:
+            # Somebody who is done with another folder beside it has just removed the empty one above both.
+            if attempt == _FOLDER_ATTEMPTS - 1:
+                raise
+
+
+def _make_missing(folder: Path) -> None:
     missing = []
     at = folder
     while not at.exists():

@@ -10,30 +10,24 @@ A data folder:
     warehouse/      the sealed segments, unless the settings name another place     see lastword.segments
     readers/        the positions that named readers committed
     leases/         jobs and replays that are running
-    creating/       topics whose creation has been asked for and is not done yet
+    creating/       topics whose creation has been asked for and is not done yet     see lastword.lifecycle
     deleting/       topics whose deletion has been asked for and is not done yet
 
-Creation of a topic, by its steps: note it in creating/, create the table, remove the note. Killed at any point: the
-next open finds the note, and if the catalog does not have the table, removes what was written for it.
-
-Deletion of a topic, by its steps: note it in deleting/, mark the table, remove the WAL and the readers, drop the
-table with its files, remove the note. Killed at any point: the next open goes on with it.
+Only the writer creates and deletes topics. Maintenance asks it to finish deletions, as it asks it to roll.
 """
 
 from __future__ import annotations
 
 import logging
 import resource
-import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-from uuid import UUID
 
-from lastword import disk, leases, retention, staged
+from lastword import disk, leases, retention
 from lastword.channel import ChannelServer, ask
 from lastword.clock import Clock, SystemClock, new_uuid
 from lastword.compaction import SHIPPED_FACTORIES
@@ -53,18 +47,17 @@ from lastword.errors import (
     InvalidError,
     InvalidTopicError,
     LastwordError,
-    StorageError,
     UnknownTopicError,
 )
 from lastword.leases import LeaseKeeper
+from lastword.lifecycle import Deletion, Lifecycle, UndecidedError
 from lastword.locks import Role, RoleLock, writer_channel
 from lastword.measuring import Measures
-from lastword.readers import READERS_FOLDER, committed_positions
+from lastword.readers import committed_positions
 from lastword.retention import RetentionPlan
 from lastword.segments.iceberg import IcebergCatalog, sqlite_properties
 from lastword.segments.table import Collected, SegmentCatalog, SegmentTable, TopicInfo, retry_on_conflict
-from lastword.steps import reached
-from lastword.topic import Topic, wal_folder
+from lastword.topic import Topic
 from lastword.wal import deleter
 from lastword.wal.flusher import Flusher
 from lastword.wal.writer import PartitionWriter
@@ -81,8 +74,6 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "lastword.yaml"
 FORMAT_FILE = "FORMAT"
 FORMAT = "1"
-CREATING_FOLDER = "creating"
-DELETING_FOLDER = "deleting"
 MAX_PARTITIONS = 10_000
 
 
@@ -145,6 +136,10 @@ class Log:
         _check_folder(self.path, create=create and self._writes)
         self._topics: dict[str, Topic] = {}
         self._topics_lock = threading.RLock()
+        """Held while a topic is opened, created, or marked as deleted. Nothing that appends or rolls needs it."""
+        self._cleaning_lock = threading.Lock()
+        """Held while what deleted topics have left is removed, which may take long."""
+        self._undecided: set[str] = set()
         self.altering = threading.RLock()
         """Held while settings are changed, and by whoever changes them by what they are."""
         self._maintenance_lock = threading.RLock()
@@ -162,11 +157,12 @@ class Log:
                 )
             self._leases = LeaseKeeper(self.path, clock, self.config.lease_ttl_ms)
             self._catalog: SegmentCatalog = _open_catalog(self.path, self.config, clock)
+            self._lifecycle = Lifecycle(self.path, self._catalog, clock)
             if self._writes:
                 _allow_many_files()
                 if self.config.compaction_service_factory not in SHIPPED_FACTORIES:
                     self.compaction.check_factory()
-                self._finish_creations()
+                self._lifecycle.finish_creations()
                 self._finish_deletions()
                 if self.config.wal_sync.mode == "interval":
                     assert self.config.wal_sync.interval_ms is not None
@@ -209,27 +205,26 @@ class Log:
         self._check_writer()
         _check_partition_count(name, partitions)
         with self._topics_lock:
-            self._finish_deletions()
+            self._settle_deletions()
             check_new_topic_name(name, self._catalog.list())
             self.config.resolve(name, own)
-            info = TopicInfo(name=name, id=new_uuid(), partitions=partitions, config=own)
-            note = self.path / CREATING_FOLDER / info.id.hex
-            _write_note(note, name)
-            reached("topic.creation.noted")
-            # After a failure the note stays: only the next open knows for sure whether the table was made.
-            self._catalog.create(info)
-            reached("topic.created")
-            note.unlink(missing_ok=True)
+            self._lifecycle.create(TopicInfo(name=name, id=new_uuid(), partitions=partitions, config=own))
             return self.topic(name)
 
     def topic(self, name: str) -> Topic:
         """An existing topic; UnknownTopicError if there is none of that name."""
         self._check_open()
+        opened = self._topics.get(name)
+        if opened is not None and self._writes:
+            # Without the lock: appends and rolls go on while another topic is created or deleted.
+            return opened
         with self._topics_lock:
             topic = self._topics.get(name)
             if topic is not None and not self._writes:
                 topic = self._looked_at_again(topic)
             if topic is None:
+                if self._writes:
+                    self._settle_deletions(name)
                 topic = self._open_topic(name)
                 self._topics[name] = topic
             return topic
@@ -312,22 +307,26 @@ class Log:
         check_topic_name(name)
         check_not_internal(name, "deleted")
         with self._topics_lock:
-            table = self._load(name)
-            info = table.snapshot().topic
-            opened = self._topics.pop(name, None)
-            if opened is not None:
-                try:
-                    opened.close()
-                except LastwordError as error:
-                    logger.warning("closing %s, which is being deleted: %s", name, error)
-            note = self.path / DELETING_FOLDER / info.id.hex
-            _write_note(note, name)
-            reached("topic.deletion.noted")
-            retry_on_conflict(lambda: table.alter(table.snapshot(), deleted=True))
-            reached("topic.deletion.marked")
-            if self._compaction is not None:
-                self._compaction.forget(name)
-            self._finish_deletion(note)
+            self._settle_deletions(name)
+            try:
+                deletion = self._lifecycle.delete(name)
+            except UndecidedError:
+                self._undecided.add(name)
+                self._let_go(name)
+                raise
+            self._let_go(name)
+        # It is gone. What can't be removed now is removed later.
+        with _warned("the deletion of a topic is not done yet and is tried again"):
+            self._finish_deletion(deletion)
+
+    def undecided(self) -> set[str]:
+        """Topics that may have been deleted, or not: the catalog did not tell. They take no appends meanwhile."""
+        return set(self._undecided)
+
+    def finish_deletions(self) -> None:
+        """Go on with deletions that were killed or could not be completed. Needs the writer."""
+        self._check_writer()
+        self._finish_deletions()
 
     def explain_config(self, topic: str | None = None) -> list[EffectiveSetting]:
         """Each effective setting and where it comes from: the broker's, or with a topic that topic's."""
@@ -393,7 +392,8 @@ class Log:
                 wal = deleter.execute(wals, deletions, now_ms)
                 if "collect" in wanted_steps:
                     leases.sweep(self.path, now_ms - self.config.collect_grace_ms)
-                    self._finish_deletions()
+                    with _warned("deletions of topics are finished later"):
+                        self._have_deletions_finished()
             return MaintenanceReport(
                 removed=tuple(removed),
                 wal=wal,
@@ -555,6 +555,8 @@ class Log:
     @property
     def compaction(self) -> Compaction:
         """The compaction of this log's topics."""
+        if self._compaction is not None:
+            return self._compaction
         with self._topics_lock:
             if self._compaction is None:
                 # Loads compiled code, which logs that are only read or written do without.
@@ -644,7 +646,12 @@ class Log:
             return {
                 "appended": self.topic(request["topic"]).append_staged(request["sink"], request["number"])
             }
-        raise InvalidError(f"the writer can't do {request.get('do')!r}; it can roll and append")
+        if request.get("do") == "finish-deletions":
+            self._finish_deletions()
+            return {}
+        raise InvalidError(
+            f"the writer can't do {request.get('do')!r}; it can roll, append and finish-deletions"
+        )
 
     def _ask_to_roll(self, name: str, due_only: bool) -> list[tuple[int, str]]:
         """Ask the writer to roll a topic; where there is none, be the writer for a moment."""
@@ -659,6 +666,18 @@ class Log:
             finally:
                 topic.close()
 
+    def _have_deletions_finished(self) -> None:
+        """Finish deletions as the writer, or ask it to; where there is none, be the writer for a moment."""
+        if self._writes:
+            self._finish_deletions()
+            return
+        if not self._lifecycle.has_deletions():
+            return
+        if (path := writer_channel(self.path)) and ask(path, {"do": "finish-deletions"}) is not None:
+            return
+        with RoleLock.acquire(self.path, Role.WRITER, self._clock, brief=True):
+            self._finish_deletions()
+
     def _compacted_names(self, topics: Iterable[str] | None) -> list[str]:
         if topics is None:
             return self.topics(include_internal=True)
@@ -672,10 +691,13 @@ class Log:
 
     def _looked_at_again(self, topic: Topic) -> Topic | None:
         """The topic as another process may have changed it; None if it is another one now."""
-        info = self._load(topic.name).snapshot().topic
+        try:
+            info = self._load(topic.name).snapshot().topic
+        except UnknownTopicError:
+            self._let_go(topic.name)
+            raise
         if info.id != topic.id:
-            if self._compaction is not None:
-                self._compaction.forget(topic.name)
+            self._let_go(topic.name)
             return None
         topic.changed(info)
         return topic
@@ -687,51 +709,48 @@ class Log:
         return table
 
     def _writers(self) -> list[PartitionWriter]:
+        # Without the lock: a sync must not wait for a topic that is being created or deleted.
+        return [writer for topic in list(self._topics.values()) for writer in topic.writers()]
+
+    def _let_go(self, name: str) -> None:
+        """Close a topic that is gone, or may be: it takes no more appends."""
+        if (opened := self._topics.pop(name, None)) is not None:
+            with _warned(f"closing {name}, which is being deleted"):
+                opened.close()
+        if self._compaction is not None:
+            self._compaction.forget(name)
+
+    def _settle_deletions(self, name: str | None = None) -> None:
+        """Find out which deletions are decided, and make their names free. An error of `name` is raised."""
+        for deletion in self._lifecycle.deletions():
+            if deletion.name == name:
+                self._settle(deletion)
+            else:
+                with _warned("the deletion of a topic is not done yet and is tried again"):
+                    self._settle(deletion)
+
+    def _settle(self, deletion: Deletion) -> bool:
+        """Whether the topic of a deletion is gone. What was withdrawn is a topic like any other."""
         with self._topics_lock:
-            return [writer for topic in self._topics.values() for writer in topic.writers()]
-
-    def _finish_creations(self) -> None:
-        """Remove what creations that were cut short have left. Only at the start: no creation is under way."""
-        for note in _notes(self.path / CREATING_FOLDER):
-            try:
-                name = note.read_text()
-                if note.name not in {info.id.hex for info in self._infos_of(name)}:
-                    self._catalog.abandon(name, UUID(note.name))
-                note.unlink(missing_ok=True)
-            except (LastwordError, OSError) as error:
-                logger.warning("what is left of the creation of a topic is removed later: %s", error)
-
-    def _infos_of(self, name: str) -> list[TopicInfo]:
-        try:
-            return [self._catalog.load(name).snapshot().topic]
-        except UnknownTopicError:
-            return []
+            is_gone = self._lifecycle.is_decided(deletion)
+            self._undecided.discard(deletion.name)
+            if not is_gone:
+                return False
+            opened = self._topics.get(deletion.name)
+            if opened is not None and opened.id == deletion.topic_id:
+                self._let_go(deletion.name)
+            self._lifecycle.drop(deletion)
+            return True
 
     def _finish_deletions(self) -> None:
-        for note in _notes(self.path / DELETING_FOLDER):
-            try:
-                self._finish_deletion(note)
-            except (LastwordError, OSError) as error:
-                logger.warning("the deletion of a topic is not done yet and is tried again: %s", error)
+        for deletion in self._lifecycle.deletions():
+            with _warned("the deletion of a topic is not done yet and is tried again"):
+                self._finish_deletion(deletion)
 
-    def _finish_deletion(self, note: Path) -> None:
-        name = note.read_text()
-        try:
-            table: SegmentTable | None = self._catalog.load(name)
-        except UnknownTopicError:
-            table = None
-        info = table.snapshot().topic if table is not None else None
-        if table is not None and info is not None and info.id.hex == note.name:
-            if not info.deleted:
-                retry_on_conflict(lambda: table.alter(table.snapshot(), deleted=True))
-            folder = wal_folder(self.path, info)
-            _remove_tree(folder)
-            reached("topic.deletion.wal_removed")
-            _remove_tree(self.path / READERS_FOLDER / info.id.hex)
-            staged.forget(self.path, info.id)
-            self._catalog.drop(name)
-            reached("topic.deletion.dropped")
-        note.unlink(missing_ok=True)
+    def _finish_deletion(self, deletion: Deletion) -> None:
+        if self._settle(deletion):
+            with self._cleaning_lock:
+                self._lifecycle.clean(deletion)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -825,30 +844,10 @@ def _unsealed_bytes(partitions: int, wals: Iterable[deleter.LocalWal]) -> list[i
     return unsealed
 
 
-def _write_note(note: Path, name: str) -> None:
+@contextmanager
+def _warned(what: str) -> Iterator[None]:
+    """Run the block; an error of storage or disk is logged, and the work is left for later."""
     try:
-        disk.make_folder(note.parent)
-        disk.replace_file(note, name.encode())
-    except OSError as error:
-        raise StorageError(
-            f"Can't write {note}: {error.strerror or error}. Nothing has been done to the topic {name!r}."
-        ) from error
-
-
-def _notes(folder: Path) -> list[Path]:
-    """The notes in a folder. One that a killed process was still writing says nothing, and goes."""
-    found = sorted(folder.iterdir()) if folder.exists() else []
-    for unfinished in [note for note in found if note.suffix]:
-        unfinished.unlink(missing_ok=True)
-    return [note for note in found if not note.suffix]
-
-
-def _remove_tree(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-        parent = folder.parent
-        if not any(parent.iterdir()):
-            parent.rmdir()
-            parent = parent.parent
-        # The note that leads here goes next: a power cut must not bring back the folder without it.
-        disk.sync_folder(parent)
+        yield
+    except (LastwordError, OSError) as error:
+        logger.warning("%s: %s", what, error)

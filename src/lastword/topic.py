@@ -27,7 +27,6 @@ from lastword.config import (
     WalSync,
     check_not_internal,
     is_internal,
-    split_name,
 )
 from lastword.errors import (
     ClosedError,
@@ -40,6 +39,7 @@ from lastword.errors import (
     WriteFailedError,
 )
 from lastword.leases import LeaseKeeper
+from lastword.lifecycle import wal_folder
 from lastword.partitioner import Turns, partition_of, partitions_of
 from lastword.reader import Extent, PartitionReader, to_records
 from lastword.readers import CommittedPositions, Reader, committed_positions, reader_names
@@ -888,7 +888,7 @@ class Topic:
         return self._writers[self._check_partition(partition)]
 
     def _wal_folder(self, partition: int) -> Path:
-        return wal_folder(self._data_folder, self._info) / str(partition)
+        return wal_folder(self._data_folder, self.name, self.id) / str(partition)
 
     def _check_partition(self, partition: int) -> int:
         if not 0 <= partition < self.partitions:
@@ -911,12 +911,6 @@ class Topic:
         if self._maintenance is None:
             raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
         return self._maintenance()
-
-
-def wal_folder(data_folder: Path, info: TopicInfo) -> Path:
-    """Where the WALs of a topic's partitions are."""
-    namespace, rest = split_name(info.name)
-    return data_folder / "wal" / namespace / rest / info.id.hex
 
 
 def _bytes(text: bytes | str | None) -> bytes | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID
 
 import pyarrow.fs as pafs
 import pytest
@@ -276,25 +274,3 @@ def test_a_table_is_restored_into_another_catalog_and_an_object_store(place: Pla
         with pytest.raises(TopicExistsError):
             catalog.register("shop.copy", done.metadata_location)
         store.close()
-
-
-def test_the_note_of_an_interrupted_drop_never_leads_to_the_old_place(place: Place, tmp_path: Path) -> None:
-    """A copy has the notes of the original; what they name lies in the original."""
-    table = filled(place)
-    info = table.snapshot().topic
-    note = Path(place.root) / ".dropping" / info.id.hex
-    note.parent.mkdir()
-    note.write_text(json.dumps({"name": "events", "location": table.location}))
-    shutil.copytree(tmp_path / "old", tmp_path / "new")
-    catalog = tmp_path / "new" / "catalog.db"
-    catalog.unlink()
-
-    Place(
-        properties=sqlite_properties(catalog),
-        warehouse=str(tmp_path / "new" / "warehouse"),
-        file_system=pafs.LocalFileSystem(),
-        root=str(tmp_path / "new" / "warehouse"),
-    ).open().close()
-
-    assert offsets_of(table, table.snapshot()) == [7, 8, 9, *range(10, 20)]
-    assert not (tmp_path / "new" / "warehouse" / "default" / "events" / UUID(info.id.hex).hex).exists()

@@ -77,7 +77,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         # The database outlives a test; what a test made must not be there in the next one.
         catalog = place.open()
         for name in catalog.list():
-            catalog.drop(name)
+            catalog.drop(name, catalog.place(name).topic_id)
     place.close()
 
 
@@ -89,6 +89,13 @@ def catalog(place: Place) -> IcebergCatalog:
 @pytest.fixture
 def table(catalog: IcebergCatalog) -> IcebergTable:
     return catalog.create(new_topic())
+
+
+def remove(catalog: IcebergCatalog, name: str) -> None:
+    """Drop a topic and remove its files."""
+    found = catalog.place(name)
+    catalog.drop(name, found.topic_id)
+    catalog.remove_files(found.location, found.topic_id)
 
 
 class TestCatalog:
@@ -166,8 +173,10 @@ class TestCatalog:
         append(doomed, 0)
         of_neighbour = place.files(neighbour.location)
 
-        catalog.drop("foo")
-        catalog.drop("foo")
+        place_of_doomed = catalog.place("foo")
+        remove(catalog, "foo")
+        catalog.drop("foo", place_of_doomed.topic_id)
+        catalog.remove_files(place_of_doomed.location, place_of_doomed.topic_id)
 
         assert catalog.list() == ["foo-bar"]
         assert place.files() == of_neighbour
@@ -179,36 +188,77 @@ class TestCatalog:
         if not isinstance(place.file_system, pafs.LocalFileSystem):
             pytest.skip("object stores have no folders")
         catalog.create(new_topic("ns.foo"))
-        catalog.drop("ns.foo")
+        remove(catalog, "ns.foo")
         assert not (Path(place.root) / "ns").exists()
 
-    @pytest.mark.parametrize(
-        "killed_at",
-        ["drop.noted", "drop.files.removed", "drop.entry.removed", "drop.tree.removed", "drop.done"],
-    )
-    def test_a_drop_that_was_killed_is_finished_later(
-        self, place: Place, catalog: IcebergCatalog, killed_at: str
+    def test_a_drop_that_comes_late_leaves_the_topic_that_was_created_again(
+        self, place: Place, catalog: IcebergCatalog
     ) -> None:
-        append(catalog.create(new_topic("foo")), 0)
+        old, new = new_topic("foo"), new_topic("foo")
+        append(catalog.create(old), 0)
 
-        class Killed(BaseException):
-            pass
+        def another_is_faster(step: str) -> None:
+            if step == "drop.looked":
+                steps.install(None)
+                other = place.open()
+                remove(other, "foo")
+                append(other.create(new), 0)
 
-        def kill(step: str) -> None:
-            if step == killed_at:
-                raise Killed
-
-        steps.install(kill)
+        steps.install(another_is_faster)
         try:
-            with pytest.raises(Killed):
-                catalog.drop("foo")
+            catalog.drop("foo", old.id)
         finally:
             steps.install(None)
+        catalog.drop("foo", old.id)
+
+        table = catalog.load("foo")
+        assert table.snapshot().topic == new
+        assert offsets_of(table, table.snapshot()) == list(range(10))
+
+    def test_a_commit_that_comes_between_does_not_keep_a_topic(
+        self, place: Place, catalog: IcebergCatalog
+    ) -> None:
+        topic = new_topic("foo")
+        catalog.create(topic)
+
+        def another_commits(step: str) -> None:
+            if step == "drop.looked":
+                steps.install(None)
+                append(place.open().load("foo"), 0)
+
+        steps.install(another_commits)
+        try:
+            catalog.drop("foo", topic.id)
+        finally:
+            steps.install(None)
+        assert catalog.list() == []
+
+    def test_files_are_removed_from_a_place_of_one_topic_alone(
+        self, place: Place, catalog: IcebergCatalog
+    ) -> None:
+        topic = new_topic("foo")
+        table = catalog.create(topic)
+        before = place.files()
+        for location in (place.warehouse, table.location.removesuffix(f"/{topic.id.hex}")):
+            with pytest.raises(StorageError, match="not a place of one topic alone"):
+                catalog.remove_files(location, topic.id)
+        assert place.files() == before
+
+    def test_a_table_that_can_not_be_read_is_found_and_dropped(
+        self, place: Place, catalog: IcebergCatalog
+    ) -> None:
+        topic = new_topic("foo")
+        table = catalog.create(topic)
+        place.write_bytes(table._table.metadata_location, b"{")
 
         reopened = place.open()
-        for name in reopened.list():
-            assert reopened.load(name).snapshot().topic.name == "foo"
-            reopened.drop(name)
+        with pytest.raises(CorruptError):
+            reopened.load("foo")
+        found = reopened.place("foo")
+        assert (found.topic_id, found.location) == (topic.id, table.location)
+        reopened.drop("foo", uuid4())
+        assert reopened.list() == ["foo"]
+        remove(reopened, "foo")
         assert reopened.list() == []
         assert place.files() == []
 
@@ -217,7 +267,7 @@ class TestCatalog:
     ) -> None:
         old = catalog.create(new_topic("foo"))
         segment = append(old, 0)
-        catalog.drop("foo")
+        remove(catalog, "foo")
         new = catalog.create(new_topic("foo"))
 
         assert new.location != old.location
@@ -809,6 +859,6 @@ class TestCollection:
         place.write_bytes(f"{beside}/x.parquet", b"not of this table")
 
         assert table.collect(older_than_ms=FUTURE_MS).files == ()
-        catalog.drop("foo")
+        remove(catalog, "foo")
 
         assert {bare(orphan.path), bare(f"{beside}/x.parquet")} <= set(place.files())

@@ -299,11 +299,11 @@ class TestDelete:
     @pytest.mark.parametrize(
         "step",
         [
-            "topic.deletion.noted",
             "topic.deletion.marked",
-            "topic.deletion.wal_removed",
-            "drop.files.removed",
+            "drop.entry.removed",
             "topic.deletion.dropped",
+            "topic.deletion.wal_removed",
+            "topic.deletion.files_removed",
         ],
     )
     def test_killed_at_any_step_the_next_open_finishes_it(
@@ -324,6 +324,19 @@ class TestDelete:
             left = [path for path in log.path.rglob("*") if path.is_file() and topic.id.hex in str(path)]
             assert left == []
 
+    def test_killed_before_it_is_decided_the_topic_is_whole(self, tmp_path: Path, clock: ManualClock) -> None:
+        log = open_log(tmp_path / "d", clock)
+        topic = log.create_topic("t")
+        fill(topic, 0, 3)
+        kill_at("topic.deletion.noted")
+        with pytest.raises(Killed):
+            log.delete_topic("t")
+        abandon(log)
+
+        with open_log(tmp_path / "d", clock) as log:
+            assert values(log.topic("t").read()) == [0, 1, 2]
+            assert list((log.path / "deleting").iterdir()) == []
+
     def test_what_can_not_be_removed_now_is_tried_again(
         self, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -338,7 +351,7 @@ class TestDelete:
             raise PermissionError(13, "Permission denied")
 
         with monkeypatch.context() as patched:
-            patched.setattr("lastword.log._remove_tree", refused)
+            patched.setattr("lastword.lifecycle._remove_tree", refused)
             log = open_log(tmp_path / "d", clock)
         assert log.topics() == []
         log.run_retention()

@@ -2,7 +2,7 @@
 
 A partition that failed refuses everything until it is reopened (wal/writer.py), and its active file can't be sealed
 meanwhile. Nobody but the broker can reopen it: so it tries, with a pause that grows while that fails. The same goes
-for a topic whose table could not be read when the broker was started.
+for a topic whose table could not be read when the broker was started, or of which nobody knows whether it was deleted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def mend(node: Node) -> None:
         ]
         # One after the other: what is kept of each is copied.
         mended = [await _is_mended(node, topic, partition) for topic, partition in failed]
-        mended += [await _is_opened(node, name) for name in sorted(node.unopened)]
+        mended += [await _is_opened(node, name) for name in sorted(node.unopened | node.log.undecided())]
         pause_s = FIRST_PAUSE_S if all(mended) else min(pause_s * 2, LONGEST_PAUSE_S)
 
 

@@ -4,19 +4,15 @@ A topic is one table, at `<warehouse>/<namespace>/<name>/<topic id>`; what the t
 partitions, are the table's properties. Creation is one commit, with an empty first snapshot in it, so a table
 always has a current snapshot to fence the next commit with (commit.py).
 
-Dropping a topic: (1) a note in `<warehouse>/.dropping` says which files have to go; (2) all files go but the current
-metadata; (3) the catalog forgets the table; (4) the rest goes; (5) the note goes. Killed before 3, the topic is
-still found, marked as deleted, and is dropped again; killed after it, the next open or drop finds the note.
+A table is dropped by the topic's id: its entry goes only if it still is that topic's, so that nobody who comes late
+drops a topic that was created again under the same name. Its files go only from a place that carries the id.
 """
 
 from __future__ import annotations
 
 import builtins
-import json
-import logging
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -30,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from lastword import steps
 from lastword.clock import Clock, new_uuid
-from lastword.errors import InvalidConfigError, StorageError, TopicExistsError
+from lastword.errors import ConflictError, CorruptError, InvalidConfigError, StorageError, TopicExistsError
 from lastword.segments import mapping
 from lastword.segments.commit import Change, summary_of
 from lastword.segments.fileio import FILE_IO, FileTree, SyncedFileIO, bare_path, io_properties, warehouse_uri
@@ -38,9 +34,9 @@ from lastword.segments.foreign import mapped
 from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.loader import TableLoader
 from lastword.segments.relocation import Rewritten, rewrite
-from lastword.segments.table import Positions, TopicInfo
+from lastword.segments.table import Positions, TablePlace, TopicInfo
 
-log = logging.getLogger(__name__)
+_DROP_ATTEMPTS = 10
 
 CATALOG_NAME = "lastword"
 """The catalog's name: other engines that read a SQL catalog's tables give the same one."""
@@ -96,16 +92,11 @@ class IcebergCatalog:
             except ValueError as error:
                 raise InvalidConfigError(f"The catalog's properties: {error}") from error
         _make_commits_last(catalog)
-        opened = cls(catalog=catalog, warehouse=warehouse, clock=clock)
-        try:
-            opened._finish_drops()
-        except StorageError as error:
-            log.warning("The files of a deleted topic are left for the next time: %s", error)
-        return opened
+        return cls(catalog=catalog, warehouse=warehouse, clock=clock)
 
     def create(self, topic: TopicInfo) -> IcebergTable:
         identifier = mapping.identifier_of(topic.name)
-        location = self._location(topic.name, topic.id)
+        location = self.location(topic.name, topic.id)
         with mapped(f"Creating the topic {topic.name}"):
             self._ensure_namespace(identifier[0])
             if self._loader.exists(identifier):
@@ -150,7 +141,7 @@ class IcebergCatalog:
 
     def location(self, name: str, topic_id: UUID) -> str:
         """Where the files of a topic are, or would be, in this warehouse."""
-        return self._location(name, topic_id)
+        return "/".join((self._warehouse, *mapping.identifier_of(name), topic_id.hex))
 
     def relocate(
         self, properties: Mapping[str, str] | None = None, *, below: str | None = None
@@ -175,7 +166,7 @@ class IcebergCatalog:
                 if not _TOPIC_ID.fullmatch(topic_id) or (below and not _is_below(folder, below)):
                     continue
                 name = mapping.topic_of(identifier)
-                location = self._location(name, UUID(topic_id))
+                location = self.location(name, UUID(topic_id))
                 done[name] = rewrite(
                     self._file_io,
                     f"{location}/metadata/{file_name}",
@@ -188,10 +179,6 @@ class IcebergCatalog:
                 self._loader.move_pointers(moves)
             steps.reached("relocate.pointers.moved")
             return done
-
-    def abandon(self, name: str, topic_id: UUID) -> None:
-        with mapped(f"Removing what is left of the creation of {name}"):
-            FileTree(self._file_io, self._location(name, topic_id)).remove()
 
     def load(self, name: str) -> IcebergTable:
         with mapped(f"Loading the topic {name}"):
@@ -207,77 +194,52 @@ class IcebergCatalog:
             ]
         return sorted(mapping.topic_of(identifier) for identifier in identifiers if len(identifier) == 2)
 
-    def drop(self, name: str) -> None:
-        self._finish_drops()
+    def place(self, name: str) -> TablePlace:
+        with mapped(f"Looking for the topic {name}"):
+            return self._find(name)[0]
+
+    def drop(self, name: str, topic_id: UUID) -> None:
         identifier = mapping.identifier_of(name)
         with mapped(f"Dropping the topic {name}"):
-            try:
-                table = self._loader.load(identifier)
-            except NoSuchTableError:
-                return
-            topic = mapping.topic_from(table.metadata.properties)
-            location = table.metadata.location
-            if not location.endswith(f"/{topic.id.hex}"):
-                raise StorageError(f"{location} is not a place of {name} alone: its files are not removed.")
-            note = self._write_note(topic, location)
-            tree = FileTree(self._file_io, location)
-            current = bare_path(table.metadata_location)
-            for file in tree.files():
-                if file.path != current:
-                    tree.remove_file(file.path)
-            steps.reached("drop.files.removed")
-            with suppress(NoSuchTableError):
-                self._catalog.drop_table(identifier)
-            steps.reached("drop.entry.removed")
-            tree.remove()
-            steps.reached("drop.tree.removed")
-            FileTree(self._file_io, self._notes).remove_file(note)
-            steps.reached("drop.done")
+            for _ in range(_DROP_ATTEMPTS):
+                try:
+                    place, pointer = self._find(name)
+                except NoSuchTableError:
+                    return
+                if place.topic_id != topic_id:
+                    return
+                steps.reached("drop.looked")
+                if self._loader.forget(identifier, pointer):
+                    steps.reached("drop.entry.removed")
+                    return
+        raise ConflictError(f"The table of {name} changed {_DROP_ATTEMPTS} times while it was being dropped.")
+
+    def remove_files(self, location: str, topic_id: UUID) -> None:
+        if not location.endswith(f"/{topic_id.hex}"):
+            raise StorageError(f"{location} is not a place of one topic alone: its files are not removed.")
+        with mapped(f"Removing the files in {location}"):
+            FileTree(self._file_io, location).remove()
 
     def close(self) -> None:
         self._catalog.close()
 
-    def _location(self, name: str, topic_id: UUID) -> str:
-        return "/".join((self._warehouse, *mapping.identifier_of(name), topic_id.hex))
-
-    @property
-    def _notes(self) -> str:
-        # No namespace begins with a dot, so no topic can be here.
-        return f"{self._warehouse}/.dropping"
-
-    def _write_note(self, topic: TopicInfo, location: str) -> str:
-        note = f"{self._notes}/{topic.id.hex}"
-        with self._file_io.new_output(note).create(overwrite=True) as stream:
-            stream.write(json.dumps({"name": topic.name, "location": location}).encode())
-        steps.reached("drop.noted")
-        return bare_path(note)
-
-    def _finish_drops(self) -> None:
-        """Remove what is left of topics that the catalog has forgotten already."""
-        with mapped("Finishing the deletion of topics"):
-            notes = FileTree(self._file_io, self._notes)
-            for note in notes.files():
-                with self._file_io.new_input(
-                    f"{self._notes}/{note.path.rpartition('/')[2]}"
-                ).open() as stream:
-                    text = stream.read()
-                try:
-                    # Not the place that it names: a note of a folder that was moved or copied names the old one.
-                    name = json.loads(text)["name"]
-                    location = self._location(name, UUID(note.path.rpartition("/")[2]))
-                except ValueError:
-                    # Written only in part, so its drop never began.
-                    notes.remove_file(note.path)
-                    continue
-                if not self._is_at(name, location):
-                    FileTree(self._file_io, location).remove()
-                    notes.remove_file(note.path)
-
-    def _is_at(self, name: str, location: str) -> bool:
+    def _find(self, name: str) -> tuple[TablePlace, str]:
+        """A table's place, and where its metadata is. By the path of its metadata, if that can't be read."""
+        identifier = mapping.identifier_of(name)
         try:
-            return bool(self._loader.load(mapping.identifier_of(name)).metadata.location == location)
-        except NoSuchTableError:
-            return False
+            table = self._loader.load(identifier)
+        except CorruptError as error:
+            pointer = self._loader.pointer(identifier)
+            if pointer is None:
+                raise
+            location = pointer.rpartition("/metadata/")[0]
+            try:
+                topic_id = UUID(location.rpartition("/")[2])
+            except ValueError:
+                raise error from None
+            return TablePlace(topic_id=topic_id, location=location), pointer
+        topic = mapping.topic_from(table.metadata.properties)
+        return TablePlace(topic_id=topic.id, location=table.metadata.location), table.metadata_location
 
     def _was_created(self, topic: TopicInfo, location: str) -> bool:
         """After a failure: True if the table is there all the same; its files go if another one has the name."""
@@ -287,7 +249,7 @@ class IcebergCatalog:
             return False
         if table.metadata.properties.get(mapping.ID) == topic.id.hex:
             return True
-        FileTree(self._file_io, location).remove()
+        self.remove_files(location, topic.id)
         raise TopicExistsError(f"There is a topic {topic.name} already.")
 
     def _ensure_namespace(self, namespace: str) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import Table
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from lastword.errors import CorruptError
@@ -24,10 +24,10 @@ class TableLoader:
         self._catalog = catalog
 
     def load(self, identifier: tuple[str, ...], known: Table | None = None) -> Table:
-        if known is not None and known.metadata_location == self._pointer(identifier):
+        if known is not None and known.metadata_location == self.pointer(identifier):
             return known
         for _ in range(_LOAD_ATTEMPTS):
-            path = self._pointer(identifier) or ""
+            path = self.pointer(identifier) or ""
             try:
                 with decoding(path or f"The metadata file of {'.'.join(identifier)}"):
                     return self._catalog.load_table(identifier)
@@ -42,7 +42,7 @@ class TableLoader:
 
     def exists(self, identifier: tuple[str, ...]) -> bool:
         if isinstance(self._catalog, SqlCatalog):
-            return self._pointer(identifier) is not None
+            return self.pointer(identifier) is not None
         return self._catalog.table_exists(identifier)
 
     def move_pointers(self, moves: Mapping[tuple[str, ...], tuple[str, str]]) -> None:
@@ -79,7 +79,7 @@ class TableLoader:
             )
             return {(namespace, name): pointer for namespace, name, pointer in rows if pointer is not None}
 
-    def _pointer(self, identifier: tuple[str, ...]) -> str | None:
+    def pointer(self, identifier: tuple[str, ...]) -> str | None:
         """Where the metadata is now. Only SQL catalogs can tell without reading it."""
         if not isinstance(self._catalog, SqlCatalog):
             return None
@@ -92,3 +92,28 @@ class TableLoader:
                     IcebergTables.table_name == name,
                 )
             )
+
+    def forget(self, identifier: tuple[str, ...], pointer: str) -> bool:
+        """Remove a table's entry, if its metadata is still at `pointer`; False if it is not.
+
+        SQL catalogs do both in one statement. Other catalogs can't: what comes between the look of whoever calls and
+        the removal, a drop and a creation under the same name by another data folder, would be removed instead.
+        """
+        if not isinstance(self._catalog, SqlCatalog):
+            try:
+                self._catalog.drop_table(identifier)
+            except NoSuchTableError:
+                return False
+            return True
+        namespace, name = identifier
+        with Session(self._catalog.engine) as session:
+            removed = session.execute(
+                delete(IcebergTables).where(
+                    IcebergTables.catalog_name == self._catalog.name,
+                    IcebergTables.table_namespace == namespace,
+                    IcebergTables.table_name == name,
+                    IcebergTables.metadata_location == pointer,
+                )
+            )
+            session.commit()
+        return bool(getattr(removed, "rowcount", 0))

@@ -123,6 +123,14 @@ class Collected:
     size_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePlace:
+    """Which topic a table is of, and where its files are. Known also of a table that can't be read."""
+
+    topic_id: UUID
+    location: str
+
+
 class SegmentWriter(Protocol):
     """Writes one new segment file. Until a commit names it, the file is nobody's.
 
@@ -239,8 +247,8 @@ class SegmentCatalog(Protocol):
         """TopicExistsError if the name is taken, also by one that is being deleted."""
         ...
 
-    def abandon(self, name: str, topic_id: UUID) -> None:
-        """Remove the files of a topic whose creation was cut short. The catalog must not have it."""
+    def location(self, name: str, topic_id: UUID) -> str:
+        """Where the files of a new topic go."""
         ...
 
     def load(self, name: str) -> SegmentTable:
@@ -251,8 +259,16 @@ class SegmentCatalog(Protocol):
         """The names of all topics, those being deleted included, sorted."""
         ...
 
-    def drop(self, name: str) -> None:
-        """Remove every file of a table, then its entry. Can be repeated after a failure at any point."""
+    def place(self, name: str) -> TablePlace:
+        """UnknownTopicError if there is none; one that can't be read is found too."""
+        ...
+
+    def drop(self, name: str, topic_id: UUID) -> None:
+        """Forget a table, if it is still the one of this topic. Its files stay. Can be repeated."""
+        ...
+
+    def remove_files(self, location: str, topic_id: UUID) -> None:
+        """Remove every file of a topic that the catalog does not have. StorageError if others may be there too."""
         ...
 
     def close(self) -> None: ...
