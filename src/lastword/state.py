@@ -1,13 +1,12 @@
 """The state view: the winner of each key, sealed and tail together, without the keys that were deleted.
 
 Two passes over the sealed segments of one leased snapshot: the first reads keys and versions only and finds
-the winners; the second reads whole rows and keeps those. The tail is read once and held in memory.
+the winners; the second reads whole rows and keeps those. The tail is read twice, too.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,21 +22,65 @@ from lastword.segments.table import SegmentGoneError
 from lastword.timetravel import AsOf, View
 from lastword.wal.reader import OffsetGoneError
 
+MERGE_BYTES = 256 << 20
+"""So much of keys and versions is gathered before the losers among them are dropped."""
+
 
 def state_view(
     readers: Sequence[PartitionReader], settings: TopicSettings, as_of: AsOf | None = None
 ) -> pa.Table:
-    """The state of a topic, now or as of a point of its past, as record.RECORD_SCHEMA, by partition and offset.
+    """Return the state of a topic, now or as of a point of its past, as record.RECORD_SCHEMA, by partition and offset.
 
     A key counts once.
     """
     view = pa.concat_tables([_partition_state(reader, settings, as_of) for reader in readers])
     if len(readers) > 1:
-        # After an increase of partitions a key may be in two: the later timestamp, then the higher partition.
-        timestamps = view.column("timestamp").cast(pa.int64()).fill_null(-1).to_numpy()
-        order = np.lexsort((view.column("partition").to_numpy(), timestamps))
-        view = view.filter(pa.array(strategy.best_of_each_key(view.column("key"), order)))
+        view = once_each(view)
     return view.filter(view.column("value").is_valid())
+
+
+def contest(
+    rows: Iterable[pa.Table | pa.RecordBatch],
+    settings: TopicSettings,
+    *,
+    merge_bytes: int = MERGE_BYTES,
+    narrow: Callable[[pa.Table], pa.Table] = lambda best: best,
+) -> pa.Table | None:
+    """Return the best row of each key; None if there is no row with a key.
+
+    Rows are of one partition, in offset order, with keys, offsets and what the strategy compares. They compete some
+    at a time, so that only the best ones are held; `narrow` may then take keys out for good.
+    """
+    best: pa.Table | None = None
+    waiting: list[pa.Table] = []
+    waiting_bytes = best_bytes = 0
+    for each in rows:
+        keyed = each if isinstance(each, pa.Table) else pa.Table.from_batches([each])
+        if each.column("key").null_count:
+            keyed = keyed.filter(each.column("key").is_valid())
+        waiting.append(keyed)
+        waiting_bytes += keyed.nbytes
+        if waiting_bytes >= max(merge_bytes, best_bytes):
+            best = narrow(_best(best, waiting, settings))
+            waiting, waiting_bytes, best_bytes = [], 0, best.nbytes
+    if waiting:
+        best = narrow(_best(best, waiting, settings))
+    return best
+
+
+def _best(best: pa.Table | None, waiting: Sequence[pa.Table], settings: TopicSettings) -> pa.Table:
+    rows = pa.concat_tables(waiting if best is None else [best, *waiting])
+    return rows.filter(pa.array(strategy.winners(rows, settings)))
+
+
+def once_each(winners: pa.Table) -> pa.Table:
+    """Keep one row of each key, of the winners of several partitions.
+
+    After an increase of partitions a key may be in two: the later timestamp, then the higher partition.
+    """
+    timestamps = winners.column("timestamp").cast(pa.int64()).fill_null(-1).to_numpy()
+    order = np.lexsort((winners.column("partition").to_numpy(), timestamps))
+    return winners.filter(pa.array(strategy.best_of_each_key(winners.column("key"), order)))
 
 
 def _partition_state(reader: PartitionReader, settings: TopicSettings, as_of: AsOf | None) -> pa.Table:
@@ -53,25 +96,26 @@ def _partition_state(reader: PartitionReader, settings: TopicSettings, as_of: As
 
 
 def _winning_rows(reader: PartitionReader, settings: TopicSettings, view: View) -> pa.Table:
-    columns = ["offset", "key", *strategy.version_columns(settings)]
-    tail = list(timetravel.read_tail(reader, view))
-    scanned = [
-        *timetravel.read_sealed(reader, view, columns),
-        *(records.select(columns) for records in tail),
-    ]
-    if not scanned:
+    best = contest(_scan(reader, settings, view), settings)
+    if best is None:
         return RECORD_SCHEMA.empty_table()
-    keyed = pa.Table.from_batches(scanned)
-    won = strategy.winners(keyed, settings) & keyed.column("key").is_valid().to_numpy()
-    return pa.Table.from_batches(_kept(timetravel.read_sealed(reader, view), tail, won), RECORD_SCHEMA)
+    won = np.sort(best.column("offset").to_numpy())
+    kept = (
+        kept for records in timetravel.read_all(reader, view) if (kept := at_offsets(records, won)).num_rows
+    )
+    return pa.Table.from_batches(kept, RECORD_SCHEMA)
 
 
-def _kept(
-    sealed: Iterator[pa.RecordBatch], tail: Sequence[pa.RecordBatch], won: npt.NDArray[np.bool_]
-) -> Iterator[pa.RecordBatch]:
-    row = 0
-    for records in itertools.chain(sealed, tail):
-        mask = won[row : row + records.num_rows]
-        row += records.num_rows
-        if mask.any():
-            yield records.filter(pa.array(mask))
+def _scan(reader: PartitionReader, settings: TopicSettings, view: View) -> Iterator[pa.RecordBatch]:
+    columns = ["offset", "key", *strategy.version_columns(settings)]
+    yield from timetravel.read_sealed(reader, view, columns)
+    for records in timetravel.read_tail(reader, view):
+        yield records.select(columns)
+
+
+def at_offsets(records: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Return the records of a batch whose offsets are among some, which are in order."""
+    own = records.column("offset").to_numpy()
+    places = np.searchsorted(offsets, own)
+    mask = offsets[np.minimum(places, len(offsets) - 1)] == own
+    return records if mask.all() else records.filter(pa.array(mask))

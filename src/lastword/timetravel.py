@@ -108,5 +108,10 @@ def read_tail(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:
 def read(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:
     """All records of a view, in offset order."""
     with reader.pin(view.snapshot):
-        yield from read_sealed(reader, view)
-        yield from read_tail(reader, view)
+        yield from read_all(reader, view)
+
+
+def read_all(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:
+    """Read all records of a view, in offset order. Its snapshot is pinned by the caller."""
+    yield from read_sealed(reader, view)
+    yield from read_tail(reader, view)

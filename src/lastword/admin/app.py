@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
@@ -11,7 +12,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from lastword import running
 from lastword.admin import connectors, exposition, health, models, pages, problems, scenes
-from lastword.admin.desk import Desk, GroupAdmin, keys_of
+from lastword.admin.desk import Desk, GroupAdmin, decoded, keys_of
 from lastword.admin.jobs import EVENTS, Jobs
 from lastword.admin.page import page
 from lastword.channel import ReportProgress
@@ -183,24 +184,30 @@ def _add_records(app: FastAPI, desk: Desk) -> None:
         max_records: Annotated[int, Query(alias="max", ge=1, le=MAX_RECORDS)] = 500,
         max_bytes: Annotated[int, Query(ge=1, le=MAX_BYTES)] = MAX_BYTES,
         state: Annotated[
-            bool, Query(description="The newest record of each key, without deleted keys.")
+            bool, Query(description="The newest record of each key, without deleted keys, by key.")
         ] = False,
+        after_key_base64: Annotated[
+            str | None, Query(description="With state: only keys behind this one, as `next` has it.")
+        ] = None,
         as_of: Annotated[
             str | None, Query(description="As it was: an offset, a time (ISO 8601) or snapshot:ID.")
         ] = None,
     ) -> Data:
-        """Some records, and the offset of each partition to go on from."""
-        return records.read_records(
-            log,
-            topic,
-            start=start,
-            from_time=from_time,
-            partition=partition,
-            max_records=max_records,
-            max_bytes=max_bytes,
-            state=state,
-            as_of=as_of,
-        )
+        """Some records, and the offset of each partition to go on from, or with state the key."""
+        after_key = None if after_key_base64 is None else decoded(after_key_base64, "after_key_base64")
+        with desk.searches.turn() if state else nullcontext():
+            return records.read_records(
+                log,
+                topic,
+                start=start,
+                from_time=from_time,
+                partition=partition,
+                max_records=max_records,
+                max_bytes=max_bytes,
+                state=state,
+                after_key=after_key,
+                as_of=as_of,
+            )
 
     @app.get("/v1/topics/{topic}/explain", tags=["records"])
     def explain(

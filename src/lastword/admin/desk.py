@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from lastword.channel import ReportProgress, ask_job
-from lastword.errors import InvalidError
+from lastword.errors import InvalidError, UnavailableError
 from lastword.log import Log
 
 PING_S = 2.0
+MOST_SEARCHES = 2
+SEARCH_WAIT_S = 5.0
 
 
 class GroupAdmin(Protocol):
@@ -65,23 +69,48 @@ class WorkerDesk:
         ask_job(self.channel, {"do": "ping"}, timeout_s=PING_S)
 
 
+class Searches:
+    """Lets few requests at a time go through all keys of a topic: they share the broker's memory and processors."""
+
+    def __init__(self) -> None:
+        self._turns = threading.BoundedSemaphore(MOST_SEARCHES)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for a turn, but not for long: whoever waits keeps a thread from others."""
+        if not self._turns.acquire(timeout=SEARCH_WAIT_S):
+            raise UnavailableError(
+                f"{MOST_SEARCHES} other requests are going through the keys of topics; try again in a moment."
+            )
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+
 @dataclass(frozen=True, slots=True)
 class Desk:
     """Everything that the paths need."""
 
     log: Log
     worker: WorkerDesk
+    searches: Searches = field(default_factory=Searches)
 
 
 def keys_of(texts: list[str], encoded: list[str]) -> list[str]:
     """Keys in base64, which is how they go to the worker."""
     keys = [base64.b64encode(each.encode()).decode() for each in texts]
     for each in encoded:
-        try:
-            base64.b64decode(each, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise InvalidError(f"keys_base64: {each[:80]!r} is not base64: {error}") from None
+        decoded(each, "keys_base64")
         keys.append(each)
     if not keys:
         raise InvalidError("No key was given to erase; give keys or keys_base64.")
     return keys
+
+
+def decoded(text: str, name: str) -> bytes:
+    """Decode a parameter that is in base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidError(f"{name}: {text[:80]!r} is not base64: {error}") from None

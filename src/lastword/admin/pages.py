@@ -21,7 +21,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from lastword.admin import models, views
-from lastword.admin.desk import Desk
+from lastword.admin.desk import Desk, decoded
 from lastword.errors import UnavailableError
 
 Data = dict[str, Any]
@@ -164,10 +164,15 @@ def _add_views(app: FastAPI, desk: Desk, overview: views.Overview) -> None:
         topic: str,
         search: Annotated[str | None, Query(description="Only keys that have this text in them.")] = None,
         as_of: Annotated[str | None, Query(description="As it was: a time or snapshot:ID.")] = None,
+        after: Annotated[
+            str | None, Query(description="Only keys behind this one, as `next` has it.")
+        ] = None,
         limit: Annotated[int, Query(alias="max", ge=1, le=MOST_STATE)] = 100,
     ) -> Data:
-        """The newest record of each key, without deleted keys, searched by key."""
-        return views.state(desk.log, topic, search=search, as_of=as_of, limit=limit)
+        """A page of the newest record of each key, without deleted keys, by key; null where there are too many to count."""
+        behind = None if after is None else decoded(after, "after")
+        with desk.searches.turn():
+            return views.state(desk.log, topic, search=search, as_of=as_of, limit=limit, after=behind)
 
     @app.get("/v1/views/engine", tags=["dashboard"])
     def engine() -> Data:

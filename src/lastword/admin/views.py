@@ -8,14 +8,12 @@ Ids of snapshots are text here: they have more digits than a number of a browser
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from lastword.clock import monotonic_s
 from lastword.compaction import plan
@@ -25,7 +23,7 @@ from lastword.config.keys import TOPIC_KEYS
 from lastword.errors import LastwordError, UnknownTopicError
 from lastword.log import Log
 from lastword.operations.records import point_of
-from lastword.reader import to_records
+from lastword.operations.state_page import state_page
 from lastword.readers import committed_positions, group_positions
 from lastword.record_json import record_data
 from lastword.segments.sketch import Sketches
@@ -46,6 +44,8 @@ MOST_DRAWN = 240
 MOST_FOOTERS = 512
 """The garbage of a segment is estimated from its footer, a small read; of more segments it would take too long."""
 MOST_SNAPSHOTS = 200
+PAGE_BYTES = 4 << 20
+"""A page ends with the record that passes so many bytes of keys and values."""
 
 
 # --------------------------------------------------------------------------------------------- all topics
@@ -405,18 +405,30 @@ def settings(log: Log, name: str) -> list[Data]:
 # ------------------------------------------------------------------------------------------------ the state
 
 
-def state(log: Log, name: str, *, search: str | None, as_of: str | None, limit: int) -> Data:
-    """The newest record of each key whose key has some text in it."""
+def state(
+    log: Log,
+    name: str,
+    *,
+    search: str | None,
+    as_of: str | None,
+    limit: int,
+    after: bytes | None = None,
+    max_bytes: int = PAGE_BYTES,
+) -> Data:
+    """A page of the newest record of each key whose key has some text in it, by key."""
     topic = log.topic(name)
-    found = topic.state(as_of=None if as_of is None else point_of(topic, as_of, None))
-    keys = len(found)
-    if search:
-        column = found["key"].cast(pa.large_binary())
-        found = found.filter(pc.match_substring(column, search.encode()))
-    shown = found.slice(0, limit)
+    page = state_page(
+        topic,
+        as_of=None if as_of is None else point_of(topic, as_of, None),
+        search=search.encode() if search else None,
+        after=after,
+        limit=limit,
+        max_bytes=max_bytes,
+    )
     return {
         "topic": name,
-        "keys": keys,
-        "matching": len(found),
-        "records": [record_data(record) for batch in shown.to_batches() for record in to_records(batch)],
+        "keys": page.keys,
+        "matching": page.matching,
+        "records": [record_data(record) for record in page.records],
+        "next": None if page.next is None else base64.b64encode(page.next).decode(),
     }

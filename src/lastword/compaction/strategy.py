@@ -18,6 +18,9 @@ _COLUMNS: dict[str, list[str]] = {
     "header": ["headers"],
 }
 
+MANY_ROWS = 1 << 18
+"""Fewer rows compete on one thread: others would cost more memory than the rows."""
+
 
 def version_columns(settings: TopicSettings) -> list[str]:
     """The columns beside key and offset that the strategy looks at."""
@@ -40,7 +43,12 @@ def best_of_each_key(keys: pa.ChunkedArray, order: npt.NDArray[np.int64]) -> npt
     ranked = pa.table({"key": keys, "rank": rank})
     if best.any():
         ranked = ranked.filter(keys.is_valid())
-    last = ranked.group_by("key").aggregate([("rank", "max")]).column("rank_max").to_numpy()
+    last = (
+        ranked.group_by("key", use_threads=len(ranked) > MANY_ROWS)
+        .aggregate([("rank", "max")])
+        .column("rank_max")
+        .to_numpy()
+    )
     best[order[last]] = True
     return best
 

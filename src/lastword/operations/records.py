@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from lastword.batch import Compression
 from lastword.errors import InvalidError
+from lastword.operations.state_page import state_page
 from lastword.reader import to_records
 from lastword.record_json import Parsed, parse_time, record_data
 from lastword.timetravel import AsOf
@@ -69,20 +71,26 @@ def read_records(
     max_records: int,
     max_bytes: int,
     state: bool = False,
+    after_key: bytes | None = None,
     as_of: str | None = None,
 ) -> dict[str, Any]:
     """Some records, and for each partition that was read the offset to go on from. Nothing is locked.
 
     It ends with the record that passes `max_bytes` of keys and values. With `state` the newest record of each
-    key, and with it or with `as_of` nothing to go on from.
+    key, by key, and the key to go on after; with `as_of` alone nothing to go on from.
     """
     topic = log.topic(name)
     point = None if as_of is None else point_of(topic, as_of, partition)
     if state:
         if start or from_time or partition is not None:
-            raise InvalidError("state is about the whole topic; only max, max_bytes and as_of go with it.")
-        batches: Iterator[pa.RecordBatch] = iter(topic.state(as_of=point).to_batches(max_chunksize=500))
-        return {"topic": name, "records": _take(batches, max_records, max_bytes), "next": None}
+            raise InvalidError(
+                "state is about the whole topic; only after_key_base64, max, max_bytes and as_of go with it."
+            )
+        page = state_page(topic, as_of=point, after=after_key, limit=max_records, max_bytes=max_bytes)
+        following = None if page.next is None else {"after_key_base64": base64.b64encode(page.next).decode()}
+        return {"topic": name, "records": [record_data(each) for each in page.records], "next": following}
+    if after_key is not None:
+        raise InvalidError("after_key_base64 is where a state goes on; it needs state=true.")
     if point is not None:
         if start or from_time:
             raise InvalidError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +34,10 @@ from lastword.segments.table import Codec, Segment, SegmentGoneError
 
 ROW_GROUP_ROWS = 16 * 1024
 ROW_GROUP_BYTES = 64 * 1024 * 1024
+
+STREAM_ROWS = 256
+STREAM_BYTES = 1 << 20
+"""Rows that are streamed come so many at a time, and so many bytes of a column are read ahead for them."""
 
 FORMAT_KEY = b"lastword.segment.format"
 """In the footer of the files that we write: rows are in offset order, in row groups with statistics."""
@@ -124,6 +128,19 @@ class SegmentFiles:
         """Records of a segment from an offset on, as PAYLOAD_SCHEMA or its `columns`, a row group at a time."""
         schema = PAYLOAD_SCHEMA if columns is None else _selected(columns)
         return _read(self.file_io(), segment, schema, from_offset)
+
+    def stream(
+        self,
+        segment: Segment,
+        columns: Sequence[str] | None = None,
+        wanted: Callable[[int, int], bool] = lambda _first, _last: True,
+    ) -> Iterator[pa.RecordBatch]:
+        """Read as `read` does, but few rows at a time, so that large values are never held by the row group.
+
+        `wanted` is asked about the first and the last offset of each row group.
+        """
+        schema = PAYLOAD_SCHEMA if columns is None else _selected(columns)
+        return _stream(self.file_io(), segment, schema, wanted)
 
     def discard(self, segment: Segment) -> None:
         """Remove a file that was written for nothing; where that fails the collector does it."""
@@ -327,7 +344,9 @@ def _read(
         ours = FORMAT_KEY in (parquet.metadata.metadata or {})
         needed = _needed_columns(schema, segment, from_offset, sort=not ours)
         if ours:
-            groups: Sequence[Sequence[int]] = [[group] for group in _row_groups(parquet, from_offset)]
+            groups: Sequence[Sequence[int]] = [
+                [group] for group in _row_groups(parquet, segment, from_offset)
+            ]
         else:
             # Another engine wrote it: nothing is known about the order of its rows.
             groups = [range(parquet.num_row_groups)]
@@ -342,6 +361,46 @@ def _read(
             yield from payload.to_batches()
 
 
+def _stream(
+    file_io: SyncedFileIO, segment: Segment, schema: pa.Schema, wanted: Callable[[int, int], bool]
+) -> Iterator[pa.RecordBatch]:
+    with damage_named(file_io, segment):
+        source = file_io.new_input(segment.path).open()
+    with source:
+        with damage_named(file_io, segment):
+            parquet = pq.ParquetFile(
+                source, page_checksum_verification=True, pre_buffer=False, buffer_size=STREAM_BYTES
+            )
+        if FORMAT_KEY not in (parquet.metadata.metadata or {}):
+            for records in _read(file_io, segment, schema, 0):
+                for start in range(0, records.num_rows, STREAM_ROWS):
+                    yield records.slice(start, STREAM_ROWS)
+            return
+        needed = _needed_columns(schema, segment, 0, sort=False)
+        for group, first, last in _bounds(parquet, segment):
+            if not wanted(first, last):
+                continue
+            batches = parquet.iter_batches(STREAM_ROWS, [group], columns=needed, use_threads=False)
+            while True:
+                with damage_named(file_io, segment):
+                    rows = next(batches, None)
+                    if rows is None:
+                        break
+                    payload = _as_payload(pa.Table.from_batches([rows]), schema)
+                yield from payload.to_batches()
+
+
+def _bounds(parquet: pq.ParquetFile, segment: Segment) -> Iterator[tuple[int, int, int]]:
+    """Each row group with its first and its last offset, by the statistics in the footer."""
+    column = FILE_SCHEMA.get_field_index("offset")
+    for group in range(parquet.num_row_groups):
+        statistics = parquet.metadata.row_group(group).column(column).statistics
+        if statistics is None or not statistics.has_min_max:
+            yield group, segment.first_offset, segment.last_offset
+        else:
+            yield group, statistics.min, statistics.max
+
+
 def _needed_columns(schema: pa.Schema, segment: Segment, from_offset: int, *, sort: bool) -> list[str]:
     needed = list(schema.names)
     if "timestamp" in needed and "timestamp_type" not in needed:
@@ -351,15 +410,9 @@ def _needed_columns(schema: pa.Schema, segment: Segment, from_offset: int, *, so
     return needed
 
 
-def _row_groups(parquet: pq.ParquetFile, from_offset: int) -> list[int]:
+def _row_groups(parquet: pq.ParquetFile, segment: Segment, from_offset: int) -> list[int]:
     """The row groups that reach an offset, by the statistics in the footer."""
-    column = FILE_SCHEMA.get_field_index("offset")
-    reaching = []
-    for group in range(parquet.num_row_groups):
-        statistics = parquet.metadata.row_group(group).column(column).statistics
-        if statistics is None or not statistics.has_min_max or statistics.max >= from_offset:
-            reaching.append(group)
-    return reaching
+    return [group for group, _, last in _bounds(parquet, segment) if last >= from_offset]
 
 
 def _as_payload(rows: pa.Table, schema: pa.Schema) -> pa.Table:

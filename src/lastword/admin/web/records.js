@@ -51,7 +51,7 @@ const address = (view, changes) => {
 };
 
 function tabs(view, state) {
-  const clear = { view: null, from: null, key: null, key_base64: null, time: null, search: null };
+  const clear = { view: null, from: null, key: null, key_base64: null, time: null, search: null, after: null };
   return h(
     "span",
     { class: "tabs" },
@@ -126,7 +126,7 @@ function stateForm(view) {
   const input = h("input", { type: "search", placeholder: "Keys that have this in them", "aria-label": "Search by key", value: view.parameters.get("search") ?? "" });
   const submit = (event) => {
     event.preventDefault();
-    go(address(view, { search: input.value }), { replace: true });
+    go(address(view, { search: input.value, after: null }), { replace: true });
   };
   return h("form", { class: "toolbar", onsubmit: submit }, input, h("button", { class: "primary", type: "submit" }, "Search"), h("span", { class: "grow" }), looks(view));
 }
@@ -143,9 +143,8 @@ async function load(view, state) {
   set(results, h("p", { class: "empty-note" }, "Looking …"));
   try {
     if (state) {
-      const found = await get(`/v1/views/topics/${encodeURIComponent(view.name)}/state`, { search: parameters.get("search"), as_of: parameters.get("as_of"), max: 200 }, life.signal);
-      const says = parameters.get("search") ? `${plural(found.matching, "key")} of ${count(found.keys)} match` : plural(found.keys, "key");
-      return render(view, { records: found.records, says: `${says}${found.matching > found.records.length ? `; the first ${found.records.length} are shown` : ""}.`, state });
+      const found = await get(`/v1/views/topics/${encodeURIComponent(view.name)}/state`, { search: parameters.get("search"), as_of: parameters.get("as_of"), after: parameters.get("after"), max: PAGE }, life.signal);
+      return render(view, { records: found.records, says: saysState(found, parameters.get("search")), state, links: pageLinks(view, { newer: parameters.has("after") && { after: null }, older: found.next !== null && { after: found.next } }, ["First page", "Next page"]) });
     }
     if (parameters.has("key") || parameters.has("key_base64")) return byKey(view);
     const found = await get(topicPath(view.name, "/records"), await query(view), life.signal);
@@ -155,6 +154,19 @@ async function load(view, state) {
   } catch (error) {
     if (error.name !== "AbortError") set(results, h("p", { class: "problem", role: "alert" }, error.message));
   }
+}
+
+function saysState(found, search) {
+  const shown = found.records.length;
+  if (found.matching === null) return `${plural(shown, "key")}, by key. There are too many to count.`;
+  const all = search ? `${plural(found.matching, "key")}${found.keys === null ? "" : ` of ${count(found.keys)}`} match` : plural(found.keys, "key");
+  return `${all}${found.matching > shown ? `; ${count(shown)} of them on this page, by key` : ""}.`;
+}
+
+/** Links to the pages before and behind this one; each is the changes of the address, or nothing. */
+function pageLinks(view, { newer, older }, [before, behind]) {
+  const link = (changes, text, rel) => changes && h("a", { href: address(view, changes), "data-page": true, rel }, text);
+  return (newer || older) && h("p", { class: "links pages" }, link(newer, before, "prev"), link(older, behind, "next"));
 }
 
 async function query(view) {
@@ -192,7 +204,7 @@ function render(view, found) {
   const { results } = view;
   view.redraw = () => render(view, found);
   const rows = found.records.map((each) => card(view, each, found.reasons?.get(`${each.partition}/${each.offset}`), found.state));
-  set(results, h("p", { class: "soft count" }, found.says), h("ol", { class: "records" }, rows), found.next && found.records.length >= PAGE && onwards(view, found));
+  set(results, h("p", { class: "soft count" }, found.says), h("ol", { class: "records" }, rows), found.links, found.next && found.records.length >= PAGE && onwards(view, found));
 }
 
 function onwards(view, found) {

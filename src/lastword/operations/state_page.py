@@ -1,0 +1,278 @@
+"""Pages of a topic's state, by key, in bounded memory however large the state is.
+
+A page, by its steps:
+1. let the keys compete, from keys and versions alone: of a value only whether there is one;
+2. count the keys that are left, and take the next ones behind the last page's in the order of their bytes;
+3. pick the records of these.
+
+Where the best records of all keys don't fit into MOST_BYTES, it begins again with only the keys that are searched for,
+and where these don't fit either, with only the first ones behind the last page: then nothing is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastword import timetravel
+from lastword.compaction import strategy
+from lastword.config import TopicSettings
+from lastword.errors import UnavailableError
+from lastword.operations.picking import pick
+from lastword.reader import ATTEMPTS, PartitionReader, clip, to_records
+from lastword.record import Record
+from lastword.segments.table import SegmentGoneError
+from lastword.state import contest, once_each
+from lastword.timetravel import AsOf, View
+from lastword.topic import Topic
+from lastword.wal.reader import OffsetGoneError
+
+MOST_BYTES = 16 << 20
+"""Keys and versions of so many bytes compete at once; some copies of them are in memory then."""
+MERGE_BYTES = 2 << 20
+FIRST_KEYS = 20_000
+"""Where the keys can't all compete at once, so many do, the first behind the last page, if a page has fewer."""
+
+Source = tuple[PartitionReader, View]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePage:
+    """Some records of a state, by key. What is None was not counted: there are too many."""
+
+    keys: int | None
+    matching: int | None
+    records: tuple[Record, ...]
+    next: bytes | None
+    """The key behind which to go on, if there are more."""
+
+
+class _TooManyError(Exception):
+    """The keys don't fit. Never reaches a user: fewer compete."""
+
+
+def state_page(
+    topic: Topic,
+    *,
+    as_of: AsOf | None = None,
+    search: bytes | None = None,
+    after: bytes | None = None,
+    limit: int,
+    max_bytes: int,
+) -> StatePage:
+    """Return the records of the first keys behind `after`, of all or of those that have some bytes in them.
+
+    It ends with the record that passes `max_bytes` of keys and values.
+    """
+    question = _Question(topic.settings, search, after, limit, max_bytes)
+    with ExitStack() as opened:
+        readers = [opened.enter_context(closing(reader)) for reader in topic.partition_readers()]
+        for _ in range(ATTEMPTS):
+            try:
+                with ExitStack() as pinned:
+                    return question.answer([_source(reader, as_of, pinned) for reader in readers])
+            except (SegmentGoneError, OffsetGoneError):
+                # Sealing or retention moved the records meanwhile: look again.
+                continue
+    raise UnavailableError(f"{topic.name} changed {ATTEMPTS} times while its state was read.")
+
+
+def _source(reader: PartitionReader, as_of: AsOf | None, pinned: ExitStack) -> Source:
+    view = timetravel.view_now(reader) if as_of is None else timetravel.view_as_of(reader, as_of)
+    pinned.enter_context(reader.pin(view.snapshot))
+    return reader, view
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    settings: TopicSettings
+    search: bytes | None
+    after: bytes | None
+    limit: int
+    max_bytes: int
+
+    def answer(self, sources: Sequence[Source]) -> StatePage:
+        try:
+            state = self._compete(sources)
+            found = self._matching(state)
+            return self._page(sources, _behind(found, self.after), keys=len(state), matching=len(found))
+        except _TooManyError:
+            pass
+        if self.search is not None:
+            try:
+                found = self._compete(sources, self._matching)
+                return self._page(sources, _behind(found, self.after), keys=None, matching=len(found))
+            except _TooManyError:
+                pass
+        return self._first(sources)
+
+    def _first(self, sources: Sequence[Source]) -> StatePage:
+        """The page from the first keys alone; if these have been deleted, from those behind them."""
+        after = self.after
+        while True:
+            cut = _Cut(max(FIRST_KEYS, self.limit))
+            found = self._compete(sources, partial(self._matching_behind, after), cut)
+            if len(found) >= self.limit or cut.at is None:
+                return self._page(sources, found, keys=None, matching=None, more=cut.at is not None)
+            if len(found):
+                # A page may have less than the limit; the next one begins behind what has been looked at.
+                return self._page(sources, found, keys=None, matching=None, more=True, end=cut.at)
+            after = cut.at
+
+    def _compete(
+        self,
+        sources: Sequence[Source],
+        keep: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+        cut: _Cut | None = None,
+    ) -> pa.Table:
+        """The partition, offset and key of each key that is left, in no order."""
+        held_bytes = 0
+
+        def narrow(best: pa.Table) -> pa.Table:
+            if cut is not None:
+                return cut.narrow(best)
+            if held_bytes + best.nbytes > MOST_BYTES:
+                raise _TooManyError
+            return best
+
+        winners: list[pa.Table] = []
+        for reader, view in sources:
+            rows = map(keep, self._scan(reader, view, len(sources) > 1))
+            best = contest(rows, self.settings, merge_bytes=MERGE_BYTES, narrow=narrow)
+            if best is not None:
+                partition = pa.repeat(pa.scalar(reader.partition, pa.int32()), len(best))
+                winners.append(best.append_column("partition", partition))
+                held_bytes += winners[-1].nbytes
+        if not winners:
+            return pa.table(
+                {
+                    "partition": pa.array([], pa.int32()),
+                    "offset": pa.array([], pa.int64()),
+                    "key": pa.array([], pa.binary()),
+                }
+            )
+        every = pa.concat_tables(winners)
+        if len(sources) > 1:
+            every = once_each(every)
+        if cut is not None and cut.at is not None:
+            # Of keys behind the cut a partition may have let go what another one still has.
+            every = every.filter(pc.less_equal(every.column("key"), pa.scalar(cut.at, pa.binary())))
+        return every.filter(every.column("is_live")).select(["partition", "offset", "key"])
+
+    def _scan(self, reader: PartitionReader, view: View, with_time: bool) -> Iterator[pa.Table]:
+        columns = ["offset", "key", *strategy.version_columns(self.settings)]
+        if with_time and "timestamp" not in columns:
+            columns.append("timestamp")
+        for segment in timetravel.sealed_segments(reader, view):
+            if segment.null_values:
+                batches = reader.table.files.stream(segment, [*columns, "value"])
+            else:
+                batches = reader.table.read(segment, columns, view.start)
+            for records in batches:
+                yield _lean(_from(clip(records, view.end), view.start), columns)
+        for records in timetravel.read_tail(reader, view):
+            yield _lean(records, columns)
+
+    def _matching(self, rows: pa.Table) -> pa.Table:
+        if not self.search:
+            return rows
+        return rows.filter(pc.match_substring(rows.column("key").cast(pa.large_binary()), self.search))
+
+    def _matching_behind(self, after: bytes | None, rows: pa.Table) -> pa.Table:
+        return _behind(self._matching(rows), after)
+
+    def _page(
+        self,
+        sources: Sequence[Source],
+        found: pa.Table,
+        *,
+        keys: int | None,
+        matching: int | None,
+        more: bool = False,
+        end: bytes | None = None,
+    ) -> StatePage:
+        chosen = found.take(pc.select_k_unstable(found, self.limit, sort_keys=[("key", "ascending")]))
+        more = more or len(chosen) < len(found)
+        taken = _Taken(self.max_bytes)
+        for reader, view in sources:
+            own = chosen.filter(pc.equal(chosen.column("partition"), reader.partition))
+            for batch in pick(reader, view, np.sort(own.column("offset").to_numpy())):
+                for record in to_records(batch):
+                    taken.add(record)
+        records = taken.in_order()
+        if len(records) < len(chosen):
+            more, end = True, None
+        following = None if not more else end if end is not None else records[-1].key if records else None
+        return StatePage(keys=keys, matching=matching, records=records, next=following)
+
+
+class _Cut:
+    """Holds the first keys only, of each partition; `at` is the last key up to which nothing is missing."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.at: bytes | None = None
+
+    def narrow(self, best: pa.Table) -> pa.Table:
+        if len(best) <= self._most:
+            return best
+        order = pc.sort_indices(best.column("key"))
+        last = best.column("key")[order[self._most - 1].as_py()].as_py()
+        self.at = last if self.at is None else min(self.at, last)
+        return best.filter(pc.less_equal(best.column("key"), pa.scalar(last, pa.binary())))
+
+
+class _Taken:
+    """The records of a page, the first by key: they come in any order, and no more is held than `max_bytes` let in."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._by_key: dict[bytes, Record] = {}
+        self._size_bytes = 0
+        self._end: bytes | None = None
+
+    def add(self, record: Record) -> None:
+        assert record.key is not None
+        if self._end is not None and record.key >= self._end:
+            return
+        self._by_key[record.key] = record
+        self._size_bytes += _size_bytes(record)
+        while self._size_bytes >= self._max_bytes and len(self._by_key) > 1:
+            last = max(self._by_key)
+            rest_bytes = self._size_bytes - _size_bytes(self._by_key[last])
+            if rest_bytes < self._max_bytes:
+                return
+            del self._by_key[last]
+            self._size_bytes, self._end = rest_bytes, last
+
+    def in_order(self) -> tuple[Record, ...]:
+        return tuple(self._by_key[key] for key in sorted(self._by_key))
+
+
+def _behind(rows: pa.Table, after: bytes | None) -> pa.Table:
+    return (
+        rows if after is None else rows.filter(pc.greater(rows.column("key"), pa.scalar(after, pa.binary())))
+    )
+
+
+def _size_bytes(record: Record) -> int:
+    return len(record.key or b"") + len(record.value or b"")
+
+
+def _from(records: pa.RecordBatch, offset: int) -> pa.RecordBatch:
+    return records.slice(int(np.searchsorted(records.column("offset").to_numpy(), offset)))
+
+
+def _lean(records: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
+    """The columns that compete, and of the value whether there is one."""
+    rows = pa.Table.from_batches([records])
+    has_value = (
+        rows.column("value").is_valid() if "value" in rows.column_names else pa.repeat(True, len(rows))
+    )
+    return rows.select(list(columns)).append_column("is_live", has_value)
