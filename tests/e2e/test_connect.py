@@ -17,8 +17,10 @@ from tests.support.sources import running
 
 import lastword
 from lastword import NewRecord, steps
-from lastword.connect import Chunk, ConnectConfig, Connectors
+from lastword.connect import Chunk, ConnectConfig, Connectors, states
 from lastword.connect.config import SourceConfig
+from lastword.connect.runner import check
+from lastword.connect.target import LogTarget
 from lastword.errors import InvalidConfigError, LockedError
 from lastword.log import Log
 
@@ -270,15 +272,52 @@ def test_each_unit_is_appended_once_whatever_step_fails(log: Log) -> None:
     assert found == [str(each) for each in range(len(found))]
 
 
-def test_a_topic_that_was_deleted_and_created_again_goes_on(log: Log) -> None:
+@pytest.mark.parametrize("created_again", [False, True])
+@pytest.mark.parametrize("while_running", [False, True])
+def test_a_topic_that_was_deleted_does_not_come_back_with_later_records_only(
+    log: Log, created_again: bool, while_running: bool
+) -> None:
+    def delete() -> None:
+        log.delete_topic("numbers")
+        if created_again:
+            log.create_topic("numbers", partitions=1)
+
     with running(log, {"numbers": COUNTING}) as sources:
         sources.wait(lambda: sources.status()["records"] >= 30)
-    log.delete_topic("numbers")
+        if while_running:
+            delete()
+            sources.wait_for_error("The topic 'numbers' was deleted")
+    if not while_running:
+        delete()
     with running(log, {"numbers": COUNTING}) as sources:
-        before = sources.status()["records"]
-        sources.wait(lambda: sources.status()["records"] >= before + 30)
+        assert "reset numbers" in sources.wait_for_error("The topic 'numbers' was deleted")
+        assert log.topics() == (["numbers"] if created_again else [])
+        assert not created_again or not values(log, "numbers")
+        # As the error says.
+        states.pause(log.path, "numbers")
+        sources.wait(lambda: sources.status()["state"] == "paused")
+        states.reset(log.path, "numbers")
+        states.resume(log.path, "numbers")
+        sources.wait(lambda: sources.status()["records"] >= 30 and sources.status()["error"] is None)
     found = [int(each) for each in values(log, "numbers")]
-    assert found == list(range(found[0], found[0] + len(found))) and found[0] >= 30
+    assert found == list(range(len(found)))
+
+
+def test_a_topic_that_is_deleted_while_nothing_comes_is_told(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lastword.connect.runner.TOPIC_LOOK_S", 0.05)
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(line(1))
+    with running(log, {"lines": file_source(path)}) as sources:
+        sources.wait(lambda: sources.status()["records"] == 1)
+        log.delete_topic("lines")
+        sources.wait_for_error("The topic 'lines' was deleted")
+        assert sources.status()["state"] == "failing"
+    config = ConnectConfig.from_mapping(
+        {"sources": {"lines": file_source(path)}, "settings": {"topic": {"auto_create": "true"}}}
+    )
+    assert "The topic 'lines' was deleted" in check(config, LogTarget(log))["lines"][0]
 
 
 def test_a_source_that_is_renamed_connector_is_refused(tmp_path: Path, log: Log) -> None:

@@ -13,7 +13,9 @@ Killed before 3: the source is read again from the position before; nothing of t
 `recover`, called before anything is read, has every part appended that has not been; the position is the one after the
 unit. The writer knows which parts it has (committed.json), so nothing is appended twice.
 
-A topic that was deleted meanwhile, or deleted and created again, takes its part with it.
+A topic that was deleted meanwhile, or deleted and created again, takes its part with it. The journal knows each topic that
+the source has appended to since it began, by its id: where one is another by now, `topic` refuses it, because it would
+have later records only.
 
 Records that say their offsets keep them. Their batches begin where the partition ends, and span the offsets between that
 and the records: the WAL knows gaps inside of batches only, so a wrong offset can't pass for one. Where each partition must
@@ -71,6 +73,10 @@ class JournaledUnit:
     """That the source has appended in its life."""
     ends: dict[str, dict[str, int]] = field(default_factory=dict)
     """By topic id and partition, where those end whose records keep their offsets. JSON has texts as keys only."""
+    known: dict[str, str] = field(default_factory=dict)
+    """The ids of all topics that have records of the source since it began, by name."""
+    reset: bool = False
+    """Its position was forgotten, and there is no new one yet."""
 
 
 class Appender:
@@ -96,6 +102,30 @@ class Appender:
     def records(self) -> int:
         return self._last.records
 
+    @property
+    def was_reset(self) -> bool:
+        """Whether the source begins again: its topics may have records of an earlier life."""
+        return self._last.reset
+
+    def topic(self, name: str) -> Topic:
+        """The topic of a name. InvalidError if it is not the one any more that the source has appended to."""
+        known = self._last.known.get(name)
+        try:
+            found = self._target.topic(name)
+        except UnknownTopicError:
+            if known is None:
+                raise
+            found = None
+        if known is None or (found is not None and found.id == UUID(known)):
+            assert found is not None
+            return found
+        what = "was deleted" if found is None else "was deleted and created again"
+        raise InvalidError(
+            f"The topic {name!r} {what} since the source {self._source!r} has appended to it: what was in it is gone, and "
+            f"only later records would follow. `lastword connect pause {self._source}`, `reset {self._source}` and "
+            f"`resume {self._source}` read everything again."
+        )
+
     def recover(self) -> Position | None:
         """Finish the last unit if it must be; the position to read from, None at the very start."""
         self._finish(self._last)
@@ -106,7 +136,7 @@ class Appender:
         by_topic: dict[str, list[SourceRecord]] = {}
         for record in chunk.records:
             by_topic.setdefault(record[0], []).append(record)
-        topics = {name: self._target.topic(name) for name in by_topic}
+        topics = {name: self.topic(name) for name in by_topic}
         sinks = {name: Sink(self._target.path, topic.id, self._sink) for name, topic in topics.items()}
         number = 1 + max([self._last.number, *(sink.committed or 0 for sink in sinks.values())])
         size_bytes = 0
@@ -114,10 +144,12 @@ class Appender:
         for name, records in by_topic.items():
             own = ends.setdefault(topics[name].id.hex, {})
             size_bytes += self._stage(topics[name], sinks[name], number, records, own)
+        ids = {name: topic.id.hex for name, topic in topics.items()}
         unit = JournaledUnit(
             number=number,
             position=chunk.position,
-            topics={name: topic.id.hex for name, topic in topics.items()},
+            topics=ids,
+            known=self._last.known | ids,
             connector=self._connector,
             records=self._last.records + len(chunk.records),
             ends={topic_id: own for topic_id, own in ends.items() if own},
@@ -130,7 +162,7 @@ class Appender:
 
     def moved(self, position: Position) -> None:
         """Keep a position that comes without records."""
-        self._last = replace(self._last, position=position, connector=self._connector)
+        self._last = replace(self._last, position=position, connector=self._connector, reset=False)
         self._save(self._last)
 
     def _stage(
@@ -233,10 +265,11 @@ class Appender:
         path = self._folder / JOURNAL
         try:
             saved: dict[str, Any] = json.loads(path.read_bytes())
+            saved.setdefault("known", saved["topics"])
             return JournaledUnit(**saved)
         except FileNotFoundError:
             return JournaledUnit(topics={})
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise CorruptError(
                 f"{path} is not what was written there: {error}. It has the position of the source {self._source!r}.",
                 path=str(path),
@@ -254,9 +287,10 @@ def forget_position(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     except ValueError:
-        path.unlink()
-        return True
-    disk.replace_file(path, json.dumps({"number": saved["number"], "topics": saved["topics"]}).encode())
+        # Topics that have seen higher numbers are asked for them before the next unit.
+        saved = {"number": 0, "topics": {}}
+    kept = {"number": saved["number"], "topics": saved["topics"], "known": {}, "reset": True}
+    disk.replace_file(path, json.dumps(kept).encode())
     return True
 
 

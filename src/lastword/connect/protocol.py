@@ -100,7 +100,10 @@ class Context:
     report: Callable[[Mapping[str, Any]], None]
     """Say something for the status: lag, progress. What was said before under another key stays."""
     needs_topic: Callable[[str, int | None], None]
-    """Make sure that a topic is there, with so many partitions if it is created; an error if it may not be."""
+    """Make sure that a topic is there, with so many partitions if it is created; an error if it may not be, or if it is
+    not the one any more that the source has appended to."""
+    was_reset: bool = False
+    """The source begins again after `connect reset`: its topics may have records of what is gone by now."""
 
 
 @runtime_checkable

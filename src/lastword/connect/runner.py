@@ -36,6 +36,8 @@ LOOK_S = 0.5
 """How often a paused source looks whether it shall go on."""
 WELL_S = 3.0
 """So long after an error a source is well again that has brought nothing yet."""
+TOPIC_LOOK_S = 5.0
+"""How often it is looked whether the topics of a source are still the ones that it has appended to."""
 WATCH_S = 10.0
 """How often it is looked what a source costs outside while it is paused or failing."""
 
@@ -118,6 +120,10 @@ class Task:
         self._position: Position | None = None
         self._facts: dict[str, Any] = {}
         self._saved_ms = 0
+        self._appender: Appender | None = None
+        self._needed: set[str] = set()
+        """Topics that the connector has asked for in this run."""
+        self._next_look_s = 0.0
         self._watcher: Connector | None = None
         self._next_watch_s = 0.0
         # Options that are wrong are told before anything is started.
@@ -139,6 +145,7 @@ class Task:
     def problems(self) -> list[str]:
         connector = self._factory(self._source.options, self._context(create=False))
         try:
+            self._appender = self._make_appender()
             return connector.check()
         except LastwordError as error:
             return [str(error)]
@@ -247,11 +254,10 @@ class Task:
             left_s -= LOOK_S
 
     def _read(self) -> None:
-        appender = Appender(
-            self._target, self._folder, source=self._source.name, connector=self._source.connector
-        )
+        appender = self._appender = self._make_appender()
         position = appender.recover()
         self._position, self._records = position, appender.records
+        self._needed.clear()
         connector = self._factory(self._source.options, self._context())
         chunks = connector.read(position)
         try:
@@ -273,7 +279,17 @@ class Task:
                 chunks.close()
             connector.close()
 
+    def _make_appender(self) -> Appender:
+        return Appender(
+            self._target, self._folder, source=self._source.name, connector=self._source.connector
+        )
+
     def _take(self, chunk: Chunk, appender: Appender, connector: Connector) -> None:
+        if monotonic_s() >= self._next_look_s:
+            # Also while nothing comes: a source whose topic is gone is not well.
+            self._next_look_s = monotonic_s() + TOPIC_LOOK_S
+            for name in self._needed:
+                appender.topic(name)
         if chunk.records:
             size_bytes = appender.append(chunk)
             metrics.RECORDS.labels(self._source.name).inc(len(chunk.records))
@@ -336,11 +352,12 @@ class Task:
             wait=self._shall_end,
             report=self._report,
             needs_topic=self._needs_topic if create else self._would_need_topic,
+            was_reset=self._appender is not None and self._appender.was_reset,
         )
 
     def _needs_topic(self, name: str, partitions: int | None) -> None:
         try:
-            self._target.topic(name)
+            self._topic(name)
         except UnknownTopicError:
             if not self._config.auto_create:
                 raise self._no_topic(name) from None
@@ -349,14 +366,22 @@ class Task:
                 self._target.create_topic(name, partitions=count, config=self._config.default_config)
             except TopicExistsError:
                 # Another source was faster.
-                self._target.topic(name)
+                self._topic(name)
+        self._needed.add(name)
 
     def _would_need_topic(self, name: str, partitions: int | None) -> None:  # noqa: ARG002
         try:
-            self._target.topic(name)
+            self._topic(name)
         except UnknownTopicError:
             if not self._config.auto_create:
                 raise self._no_topic(name) from None
+
+    def _topic(self, name: str) -> None:
+        """UnknownTopicError if there is none; InvalidError if it is not the one that the source has appended to."""
+        if self._appender is not None:
+            self._appender.topic(name)
+        else:
+            self._target.topic(name)
 
     def _no_topic(self, name: str) -> InvalidError:
         return InvalidError(
