@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lastword.log import Log, MaintenanceReport, open  # noqa: A004
     from lastword.readers import Reader
     from lastword.record import RECORD_SCHEMA, NewRecord, Record, TimestampType
+    from lastword.relocating import Relocation, relocate
     from lastword.tiering import SealReport
     from lastword.timetravel import AsOf
     from lastword.topic import PartitionDescription, RecordPosition, Topic, TopicDescription
@@ -50,6 +51,7 @@ __all__ = [
     "Reader",
     "Record",
     "RecordPosition",
+    "Relocation",
     "SealReport",
     "SystemClock",
     "TimestampType",
@@ -59,6 +61,7 @@ __all__ = [
     "VerifyReport",
     "Worker",
     "open",
+    "relocate",
 ]
 
 _HOMES = {
@@ -73,6 +76,7 @@ _HOMES = {
     "lastword.log": ("Log", "MaintenanceReport", "open"),
     "lastword.readers": ("Reader",),
     "lastword.record": ("RECORD_SCHEMA", "NewRecord", "Record", "TimestampType"),
+    "lastword.relocating": ("Relocation", "relocate"),
     "lastword.tiering": ("SealReport",),
     "lastword.timetravel": ("AsOf",),
     "lastword.topic": ("PartitionDescription", "RecordPosition", "Topic", "TopicDescription"),

@@ -9,6 +9,7 @@ LastwordError
 │   ├── UnknownPartitionError
 │   ├── UnknownSourceError
 │   ├── UnknownGroupError
+│   ├── ForeignFolderError     a data folder that was copied or moved, and not relocated yet
 │   ├── InvalidRecordError     a record that may not be appended
 │   │   ├── InvalidTimestampError
 │   │   ├── RecordTooLargeError
@@ -18,6 +19,7 @@ LastwordError
 ├── UnavailableError           try again later, or when what it names has been mended
 │   ├── LockedError            another process has the role; it is named
 │   ├── ConflictError          the table changed while a commit was being prepared
+│   ├── NotOwnerError          another data folder owns the topic; it is named
 │   ├── LeaseLapsedError       a job was stopped for so long that it may no longer commit
 │   ├── StorageError           object storage or the catalog did not do what was asked
 │   └── WriteFailedError       the WAL could not write or sync: the partition must be reopened
@@ -64,6 +66,10 @@ class UnknownGroupError(InvalidError):
     """No consumer group has that name."""
 
 
+class ForeignFolderError(InvalidError):
+    """The data folder was copied or moved, and its tables name files of another place."""
+
+
 class InvalidRecordError(InvalidError):
     """A record, or a batch of them, breaks a rule of its topic or of the format."""
 
@@ -98,6 +104,10 @@ class LockedError(UnavailableError):
 
 class ConflictError(UnavailableError):
     """The table changed meanwhile, and what was planned no longer fits it."""
+
+
+class NotOwnerError(UnavailableError):
+    """Another data folder owns the topic, or nobody can confirm that this one still does; the message names it."""
 
 
 class LeaseLapsedError(UnavailableError):

@@ -219,6 +219,16 @@ class Lifecycle:
         return self._data_folder / DELETING_FOLDER / deletion.topic_id.hex
 
 
+def forget_places(data_folder: Path) -> None:
+    """Have noted deletions look where the catalog would put a topic's files: the folder is at another place now."""
+    for note in _notes(data_folder / DELETING_FOLDER):
+        try:
+            saved = json.loads(note.read_bytes())
+            disk.replace_file(note, json.dumps({"name": saved["name"], "location": None}).encode())
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("%s is not a note of a deletion that can be read: %s", note, error)
+
+
 def wal_folder(data_folder: Path, name: str, topic_id: UUID) -> Path:
     """Where the WALs of a topic's partitions are."""
     namespace, rest = split_name(name)

@@ -4,6 +4,7 @@ A data folder:
 
     lastword.yaml   settings, if there is no other file given                       the user's
     FORMAT          the version of this layout
+    IDENTITY        which folder this is, and where it lives                        see lastword.identity
     locks/          who is the writer, who does maintenance
     wal/            the write-ahead logs                                            see lastword.wal
     catalog.db      the catalog of the tables (SQLite), unless the settings name another one
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from lastword import disk, leases, retention
+from lastword import leases, relocating, retention
 from lastword.channel import ChannelServer, ask
 from lastword.clock import Clock, SystemClock, new_uuid
 from lastword.compaction import SHIPPED_FACTORIES
@@ -49,13 +50,13 @@ from lastword.errors import (
     LastwordError,
     UnknownTopicError,
 )
+from lastword.folder import Storage, check_folder, load_config
 from lastword.leases import LeaseKeeper
 from lastword.lifecycle import Deletion, Lifecycle, UndecidedError
 from lastword.locks import Role, RoleLock, writer_channel
 from lastword.measuring import Measures
 from lastword.readers import committed_positions
 from lastword.retention import RetentionPlan
-from lastword.segments.iceberg import IcebergCatalog, sqlite_properties
 from lastword.segments.table import Collected, SegmentCatalog, SegmentTable, TopicInfo, retry_on_conflict
 from lastword.topic import Topic
 from lastword.wal import deleter
@@ -71,9 +72,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE = "lastword.yaml"
-FORMAT_FILE = "FORMAT"
-FORMAT = "1"
 MAX_PARTITIONS = 10_000
 
 
@@ -129,11 +127,13 @@ class Log:
         clock: Clock,
     ) -> None:
         self.path = path.absolute()
-        self.config = _load_config(self.path, config)
+        self.config = load_config(self.path, config)
         self._clock = clock
         self._writes = not (read_only or maintain_only)
         self._maintains = not read_only
-        _check_folder(self.path, create=create and self._writes)
+        check_folder(self.path, create=create and self._writes)
+        storage = Storage.of(self.path, self.config)
+        relocating.check(storage, writes=self._writes)
         self._topics: dict[str, Topic] = {}
         self._topics_lock = threading.RLock()
         """Held while a topic is opened, created, or marked as deleted. Nothing that appends or rolls needs it."""
@@ -155,8 +155,9 @@ class Log:
                 self._writer_role = RoleLock.acquire(
                     self.path, Role.WRITER, clock, channel=self._channel.path
                 )
+                relocating.settle(storage, clock)
             self._leases = LeaseKeeper(self.path, clock, self.config.lease_ttl_ms)
-            self._catalog: SegmentCatalog = _open_catalog(self.path, self.config, clock)
+            self._catalog: SegmentCatalog = storage.open_catalog(clock)
             self._lifecycle = Lifecycle(self.path, self._catalog, clock)
             if self._writes:
                 _allow_many_files()
@@ -770,54 +771,6 @@ def warning_of_more_partitions(name: str, partitions: int) -> str:
         f"{name} is compacted and has {partitions} partitions now: keys that belong to another one from now on are "
         f"in two of them, until compaction and retention have taken the older records"
     )
-
-
-def _load_config(
-    folder: Path, config: BrokerConfig | Mapping[str, object] | str | Path | None
-) -> BrokerConfig:
-    if isinstance(config, BrokerConfig):
-        return config
-    if isinstance(config, Mapping):
-        return BrokerConfig.from_mapping(config, where="config")
-    if config is not None:
-        return BrokerConfig.load(Path(config))
-    own = folder / CONFIG_FILE
-    return BrokerConfig.load(own if own.exists() else None)
-
-
-def _check_folder(folder: Path, *, create: bool) -> None:
-    marker = folder / FORMAT_FILE
-    if marker.exists():
-        found = marker.read_text().strip()
-        if found != FORMAT:
-            raise InvalidError(
-                f"{folder} has the data format {found!r}; this version of Lastword reads {FORMAT!r} only."
-            )
-        return
-    if not create:
-        raise InvalidError(
-            f"There is no Lastword data in {folder}. `lastword topic create` starts a log there."
-        )
-    if folder.exists() and not folder.is_dir():
-        raise InvalidError(f"{folder} is not a folder.")
-    # A process that was killed while it wrote the marker leaves its temporary file.
-    ours = {CONFIG_FILE, f"{FORMAT_FILE}.tmp"}
-    foreign = [each for each in folder.iterdir() if each.name not in ours] if folder.exists() else []
-    if foreign:
-        raise InvalidError(
-            f"{folder} is not empty and has no Lastword data in it ({foreign[0].name} is there). "
-            f"Name an empty or a new folder."
-        )
-    disk.make_folder(folder)
-    disk.replace_file(marker, f"{FORMAT}\n".encode())
-
-
-def _open_catalog(folder: Path, config: BrokerConfig, clock: Clock) -> SegmentCatalog:
-    properties = dict(config.catalog)
-    if not {"type", "uri"} & set(properties):
-        properties |= sqlite_properties(folder / "catalog.db")
-    warehouse = config.warehouse or properties.pop("warehouse", None) or str(folder / "warehouse")
-    return IcebergCatalog.open(properties=properties, warehouse=warehouse, clock=clock)
 
 
 def _allow_many_files() -> None:

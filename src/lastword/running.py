@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lastword import disk
+from lastword.identity import is_same_place
 
 RUN_FOLDER = "run"
 SERVER_FILE = "server.json"
@@ -44,6 +45,8 @@ class RunningServer:
     admin: str
     """host:port, as it is bound; `admin_url` is where to ask."""
     token_file: str | None = None
+    folder: str | None = None
+    """The data folder that it holds: a copy of that folder has a copy of this file, too."""
     children: dict[str, ChildProcess] = field(default_factory=dict)
 
     @property
@@ -78,7 +81,8 @@ def this_process(*, since_ms: int, kafka: str, admin: str, token_file: str | Non
 def save(data_folder: Path, server: RunningServer) -> None:
     folder = data_folder / RUN_FOLDER
     folder.mkdir(exist_ok=True)
-    disk.replace_file(folder / SERVER_FILE, json.dumps(asdict(server), indent=1).encode())
+    noted = replace(server, folder=str(data_folder.resolve()))
+    disk.replace_file(folder / SERVER_FILE, json.dumps(asdict(noted), indent=1).encode())
 
 
 def remove(data_folder: Path) -> None:
@@ -93,7 +97,8 @@ def load(data_folder: Path) -> RunningServer | None:
         server = RunningServer(**found, children=children)
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return server if server.is_running else None
+    is_of_here = server.folder is None or is_same_place(Path(server.folder), data_folder)
+    return server if is_of_here and server.is_running else None
 
 
 def _start_ticks(pid: int) -> int | None:

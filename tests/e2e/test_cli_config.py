@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.cli import Cli
 
-from lastword import log
+from lastword import folder
 from lastword.cli import options
 
 SETTINGS = """\
@@ -60,7 +60,7 @@ def test_the_file_in_the_data_folder_is_taken(cli: Cli) -> None:
 
 
 def test_the_log_takes_the_same_file() -> None:
-    assert options.SETTINGS_FILE == log.CONFIG_FILE
+    assert options.SETTINGS_FILE == folder.CONFIG_FILE
 
 
 def test_a_wrong_file_stops_every_command(cli: Cli, tmp_path: Path) -> None:

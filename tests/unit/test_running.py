@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,10 +23,21 @@ def test_what_is_saved_is_loaded_while_the_process_is_there(tmp_path: Path) -> N
     assert running.load(tmp_path) is None
     mine = dataclasses.replace(server(), children={"worker": running.ChildProcess(pid=5, restarts=2)})
     running.save(tmp_path, mine)
-    assert running.load(tmp_path) == mine
+    assert running.load(tmp_path) == dataclasses.replace(mine, folder=str(tmp_path))
     running.remove(tmp_path)
     running.remove(tmp_path)
     assert running.load(tmp_path) is None
+
+
+def test_a_copy_of_the_file_says_nothing_of_the_copied_folder(tmp_path: Path) -> None:
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    original.mkdir()
+    running.save(original, server())
+    shutil.copytree(original, copy)
+    (tmp_path / "link").symlink_to(original)
+    assert running.load(original) is not None
+    assert running.load(tmp_path / "link") is not None
+    assert running.load(copy) is None
 
 
 def test_a_file_that_a_killed_server_left_counts_for_nothing(tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ from lastword.broker.wire import Peer
 from lastword.clock import Clock, new_uuid
 from lastword.config import BrokerConfig, check_not_internal, is_internal
 from lastword.errors import TopicExistsError, UnknownTopicError
+from lastword.folder import CLUSTER_ID_FILE
 from lastword.log import Log
 from lastword.topic import Topic
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-CLUSTER_ID_FILE: Final = "cluster.id"
+
 NODE_ID: Final = 1
 ALL_ADDRESSES: Final = ("0.0.0.0", "::")
 

@@ -142,7 +142,9 @@ def reset(session: Session, name: NameArgument, yes: YesOption = False) -> None:
     What it has appended stays; it appends it again. A slot in PostgreSQL stays, too.
     """
     from lastword.connect import states
+    from lastword.identity import refuse_copy
 
+    refuse_copy(session.data_folder)
     if not session.confirm(
         f"Forget how far the source {name!r} has come, and read everything again?", yes=yes
     ):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SETTINGS_FILE = "lastword.yaml"
-"""As lastword.log.CONFIG_FILE, which takes a second to import."""
+"""As lastword.folder.CONFIG_FILE, which takes a second to import."""
 
 
 class Opens(Protocol):

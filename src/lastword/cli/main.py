@@ -30,6 +30,7 @@ from lastword.cli import (
     group,
     history,
     produce,
+    relocate,
     retention,
     scene,
     serve,
@@ -89,6 +90,7 @@ app.add_typer(retention.app)
 compact.register(app, topic.app)
 verify.register(app)
 erase.register(app)
+relocate.register(app)
 worker.register(app)
 serve.register(app)
 scene.register(app)

@@ -34,7 +34,7 @@ DATA_VARIABLE = "LASTWORD_DATA"
 DEBUG_VARIABLE = "LASTWORD_DEBUG"
 DEFAULT_DATA = "lastword-data"
 SETTINGS_FILE = "lastword.yaml"
-"""As lastword.log.CONFIG_FILE, which takes a second to import."""
+"""As lastword.folder.CONFIG_FILE, which takes a second to import."""
 
 DataOption = Annotated[
     Path | None,
@@ -98,7 +98,9 @@ class Session:
         from lastword import running
         from lastword.cli.direct import Direct
         from lastword.cli.remote import Remote
+        from lastword.identity import refuse_copy
 
+        refuse_copy(self.data_folder)
         server = running.load(self.data_folder)
         if server is None:
             return Direct(self)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import builtins
 import re
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -21,7 +23,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io import PY_IO_IMPL
-from sqlalchemy import URL, event
+from sqlalchemy import URL, event, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from lastword import steps
@@ -42,7 +44,7 @@ CATALOG_NAME = "lastword"
 """The catalog's name: other engines that read a SQL catalog's tables give the same one."""
 
 
-_TOPIC_ID = re.compile("[0-9a-f]{32}")
+_TOPIC_METADATA = re.compile("(?P<warehouse>.+)/[^/]+/[^/]+/[0-9a-f]{32}/metadata/[^/]+")
 
 
 def _is_below(location: str, place: str) -> bool:
@@ -54,6 +56,29 @@ def sqlite_properties(path: Path) -> dict[str, str]:
     # Another process holds the file for a few milliseconds at a time; waiting is better than failing.
     uri = URL.create("sqlite", database=str(path), query={"timeout": "30"})
     return {"type": "sql", "uri": uri.render_as_string()}
+
+
+def sqlite_file(properties: Mapping[str, str]) -> Path | None:
+    """The file of a catalog in SQLite; None if the catalog is somewhere else."""
+    try:
+        url = make_url(properties.get("uri", ""))
+    except SQLAlchemyError:
+        return None
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def places_in_sqlite(file: Path) -> list[Path]:
+    """Where the warehouses are that the topics of a catalog in SQLite name, by looking into the file alone."""
+    if not file.exists():
+        return []
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            rows = connection.execute("SELECT metadata_location FROM iceberg_tables").fetchall()
+    except sqlite3.Error:
+        # Whoever opens it next says what is wrong with it.
+        return []
+    found = [_TOPIC_METADATA.fullmatch(pointer) for (pointer,) in rows if pointer]
+    return sorted({Path(bare_path(match["warehouse"])) for match in found if match})
 
 
 def _make_commits_last(catalog: Catalog) -> None:
@@ -80,7 +105,7 @@ class IcebergCatalog:
 
     @classmethod
     def open(cls, *, properties: Mapping[str, str], warehouse: str, clock: Clock) -> IcebergCatalog:
-        """Open the catalog that pyiceberg's `properties` name; finish drops that a crash cut short."""
+        """Open the catalog that pyiceberg's `properties` name."""
         warehouse = warehouse_uri(warehouse)
         given = {**properties, "warehouse": warehouse, PY_IO_IMPL: FILE_IO}
         with mapped("Opening the catalog"):
@@ -152,21 +177,12 @@ class IcebergCatalog:
         looked at. All pointers move in one transaction. Repeated after a kill it does the rest, or nothing.
         """
         with mapped("Relocating the topics"):
-            pointers = self._loader.pointers()
-            if pointers is None:
-                raise InvalidConfigError(
-                    "Tables of this catalog can't be relocated: only a SQL catalog can be told where their metadata "
-                    "is. Move the folder back, or restore a backup of it."
-                )
             done: dict[str, Rewritten] = {}
             moves: dict[tuple[str, ...], tuple[str, str]] = {}
-            for identifier, pointer in sorted(pointers.items()):
-                folder, _, file_name = pointer.rpartition("/metadata/")
-                topic_id = folder.rpartition("/")[2]
-                if not _TOPIC_ID.fullmatch(topic_id) or (below and not _is_below(folder, below)):
-                    continue
+            for identifier, pointer in self._topic_pointers(below).items():
                 name = mapping.topic_of(identifier)
-                location = self.location(name, UUID(topic_id))
+                folder, _, file_name = pointer.rpartition("/metadata/")
+                location = self.location(name, UUID(folder.rpartition("/")[2]))
                 done[name] = rewrite(
                     self._file_io,
                     f"{location}/metadata/{file_name}",
@@ -179,6 +195,25 @@ class IcebergCatalog:
                 self._loader.move_pointers(moves)
             steps.reached("relocate.pointers.moved")
             return done
+
+    def relocatable(self, *, below: str | None = None) -> builtins.list[str]:
+        """The topics that `relocate` would look at."""
+        with mapped("Listing the topics"):
+            return [mapping.topic_of(identifier) for identifier in self._topic_pointers(below)]
+
+    def _topic_pointers(self, below: str | None) -> dict[tuple[str, str], str]:
+        """Where the metadata of each topic is, or was before somebody moved the files."""
+        pointers = self._loader.pointers()
+        if pointers is None:
+            raise InvalidConfigError(
+                "Tables of this catalog can't be relocated: only a SQL catalog can be told where their metadata is. "
+                "Move the folder back, or restore a backup of it."
+            )
+        return {
+            identifier: pointer
+            for identifier, pointer in sorted(pointers.items())
+            if _TOPIC_METADATA.fullmatch(pointer) and (below is None or _is_below(pointer, below))
+        }
 
     def load(self, name: str) -> IcebergTable:
         with mapped(f"Loading the topic {name}"):

@@ -30,7 +30,7 @@ from pyiceberg.types import (
 
 from lastword.errors import StorageError, UnknownTopicError
 from lastword.segments.parquet import FIELD_IDS, HEADER_FIELD_IDS
-from lastword.segments.table import Deadline, LastRun, Positions, Segment, Snapshot, TopicInfo
+from lastword.segments.table import Deadline, LastRun, Owner, Positions, Segment, Snapshot, TopicInfo
 
 DEFAULT_NAMESPACE = "default"
 
@@ -40,6 +40,12 @@ PARTITIONS = "lastword.topic.partitions"
 STATE = "lastword.topic.state"
 CONFIG_PREFIX = "lastword.config."
 POSITIONS = "lastword.positions"
+
+OWNER = "lastword.owner"
+OWNER_EPOCH = "lastword.owner.epoch"
+OWNER_INCARNATION = "lastword.owner.incarnation"
+OWNER_HOST = "lastword.owner.host"
+OWNER_PATH = "lastword.owner.path"
 
 OPERATION = "lastword.operation"
 COMMIT_ID = "lastword.commit-id"
@@ -135,6 +141,29 @@ def topic_from(properties: Mapping[str, str]) -> TopicInfo:
         )
     except KeyError as error:
         raise UnknownTopicError(f"The table is no topic: it has no property {error}.") from error
+
+
+def owner_properties(owner: Owner) -> dict[str, str]:
+    return {
+        OWNER: owner.folder_id,
+        OWNER_EPOCH: str(owner.epoch),
+        OWNER_INCARNATION: owner.incarnation,
+        OWNER_HOST: owner.host,
+        OWNER_PATH: owner.path,
+    }
+
+
+def owner_from(properties: Mapping[str, str]) -> Owner | None:
+    """The folder that owns a table; None for one that no folder has claimed yet, as in the first version."""
+    if OWNER not in properties:
+        return None
+    return Owner(
+        folder_id=properties[OWNER],
+        epoch=int(properties.get(OWNER_EPOCH, "1")),
+        incarnation=properties.get(OWNER_INCARNATION, ""),
+        host=properties.get(OWNER_HOST, ""),
+        path=properties.get(OWNER_PATH, ""),
+    )
 
 
 def positions_to_json(positions: Sequence[Positions]) -> str:

@@ -89,6 +89,25 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The data folder that may change a table, as the table names it. The epoch rises when another takes over.
+
+    `incarnation` tells apart the openings of one folder, where its catalog or warehouse could be shared with a clone
+    of it; elsewhere it is empty. Host and path are for people.
+    """
+
+    folder_id: str
+    epoch: int = 1
+    incarnation: str = ""
+    host: str = ""
+    path: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.path} on {self.host}" if self.path and self.host else "another place"
+        return f"the data folder {self.folder_id[:8]} ({place}, epoch {self.epoch})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicInfo:
     """What a topic is. `config` has only the settings given to the topic itself, as text."""
 
