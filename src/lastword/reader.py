@@ -63,6 +63,11 @@ class PartitionReader:
         at = (snapshot or self.table.snapshot()).positions[self.partition]
         return Extent(log_start=at.log_start, log_end=max(at.sealed_end, at.log_start, self._wal.end() or 0))
 
+    def wal_start(self) -> int:
+        """Return the first offset that the WAL still has; the log end if it has none."""
+        extent = self._wal.extent()
+        return self.extent().log_end if extent is None else extent.start
+
     def check(self, offset: int) -> None:
         """OffsetOutOfRangeError if a read can't begin at an offset."""
         extent = self.extent()
@@ -145,7 +150,7 @@ class PartitionReader:
         for segment in self.table.plan(snapshot, self.partition, extent.log_start):
             if segment.max_timestamp_ms >= timestamp_ms:
                 for records in self.table.read(segment, ["offset", "timestamp"], extent.log_start):
-                    if (found := _first_not_older(records, timestamp_ms)) is not None:
+                    if (found := first_not_older(records, timestamp_ms)) is not None:
                         return found
         offset = max(snapshot.positions[self.partition].sealed_end, extent.log_start)
         while placed := self._wal.read(offset, max_bytes=TAIL_BYTES):
@@ -153,7 +158,7 @@ class PartitionReader:
             for each in placed:
                 if each.header.max_timestamp_ms >= timestamp_ms:
                     for records in decode([each], from_offset=offset):
-                        if (found := _first_not_older(records, timestamp_ms)) is not None:
+                        if (found := first_not_older(records, timestamp_ms)) is not None:
                             return found
             offset = placed[-1].header.next_offset
         return None
@@ -178,7 +183,7 @@ class PartitionReader:
             assert latest is not None
             batches = self.table.read(latest, ["offset", "timestamp"], extent.log_start)
         for records in batches:
-            if (found := _first_not_older(records, best)) is not None:
+            if (found := first_not_older(records, best)) is not None:
                 return found
         return None
 
@@ -237,7 +242,8 @@ def with_partition(records: pa.RecordBatch, partition: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column, *records.columns], schema=RECORD_SCHEMA)
 
 
-def _first_not_older(records: pa.RecordBatch, timestamp_ms: int) -> tuple[int, int] | None:
+def first_not_older(records: pa.RecordBatch, timestamp_ms: int) -> tuple[int, int] | None:
+    """Return the offset and the time of the first record that is not older than a time; None if there is none."""
     limit = pa.scalar(timestamp_ms * 1000, pa.timestamp("us", tz="UTC"))
     index = pc.index(pc.greater_equal(records.column("timestamp"), limit), pa.scalar(True)).as_py()
     if index < 0:

@@ -126,6 +126,15 @@ def parse_time(text: str) -> int:
     return round(moment.timestamp() * 1000)
 
 
+def time_text(timestamp_ms: int) -> str:
+    """Return a time as ISO 8601 in UTC, to the millisecond; `parse_time` reads it back."""
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def _bytes(entry: dict[str, Any], name: str) -> bytes | None:
     encoded = f"{name}_base64"
     if name in entry and encoded in entry:

@@ -23,6 +23,7 @@ import lastword.spark
 from lastword.compaction.spark import SparkEngine
 from lastword.log import Log
 from lastword.record import NewRecord
+from lastword.record_json import time_text
 from lastword.topic import Topic
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
@@ -84,6 +85,21 @@ def test_a_topic_is_a_dataframe(spark: SparkSession, log: Log) -> None:
     assert newest is not None and newest.headers[0].value == b"1"
     pair = spark.read.format("lastword").schema("value binary, key binary").option("path", str(log.path))
     assert pair.option("topic", "users").load().columns == ["value", "key"]
+
+
+def test_as_of_a_time_is_the_same_before_and_after_a_compaction(spark: SparkSession, log: Log) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    began_ms = 1_700_000_000_000
+    topic.append_many(
+        [NewRecord(key=b"k%d" % (n % 7), value=b"%d" % n, timestamp_ms=began_ms + n) for n in range(100)]
+    )
+    topic.seal()
+    as_of = time_text(began_ms + 49)
+    before = numbers(topic.dataframe(spark, as_of=as_of))
+    log.compact(asked_for=True)
+    assert numbers(topic.dataframe(spark)) == list(range(93, 100))
+    assert before == numbers(topic.dataframe(spark, as_of=as_of)) == list(range(50))
+    assert numbers(topic.dataframe(spark, as_of=as_of, view="state")) == list(range(43, 50))
 
 
 def test_files_that_cannot_match_are_not_opened(spark: SparkSession, log: Log) -> None:

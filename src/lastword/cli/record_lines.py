@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from lastword import record_json
 from lastword.record_json import record_data
 
 if TYPE_CHECKING:
@@ -72,11 +72,7 @@ def text(data: bytes | None, mark: Callable[[str], str], *, null: str = NULL) ->
 def time_text(timestamp_ms: int) -> str:
     if timestamp_ms < 0:
         return NO_TIME
-    try:
-        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return f"{timestamp_ms} ms"
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return record_json.time_text(timestamp_ms)
 
 
 def json_line(record: Record) -> str:

@@ -504,7 +504,15 @@ def _moved(at: Positions, done: _Done, settings: TopicSettings, now_ms: int) -> 
         runs=runs,
         spared=outcome.spared,
         last_run=last_run,
+        clean_max_timestamp_ms=_clean_max_timestamp_ms(at, dirty),
     )
+
+
+def _clean_max_timestamp_ms(at: Positions, dirty: Sequence[Segment]) -> int | None:
+    if at.clean_max_timestamp_ms is None and at.first_dirty > at.log_start:
+        # Earlier runs did not say it, and the records are gone.
+        return None
+    return max((at.clean_max_timestamp_ms or -1, *(each.max_timestamp_ms for each in dirty)))
 
 
 def _left_behind(plan: PartitionPlan, outcome: Outcome, settings: TopicSettings) -> OldestTombstones:

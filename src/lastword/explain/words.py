@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from lastword.compaction.plan import PartitionPlan
 from lastword.config import TopicSettings
 from lastword.explain.model import Verdict
+from lastword.record_json import time_text
 
 _BEATS = {
     "offset": "a newer record of its key",
@@ -54,7 +53,7 @@ def reason(verdict: Verdict, settings: TopicSettings, *, is_tombstone: bool) -> 
 
 
 def _waits(verdict: Verdict, settings: TopicSettings) -> str | None:
-    until = "" if verdict.until_ms is None else f" {_time(verdict.until_ms)}"
+    until = "" if verdict.until_ms is None else f" {time_text(verdict.until_ms)}"
     later = f", then offset {verdict.beaten_by} beats it" if verdict.beaten_by is not None else ""
     match verdict.waits_for:
         case None:
@@ -102,11 +101,3 @@ def not_due(
             f"min.cleanable.dirty.ratio={settings.min_cleanable_dirty_ratio}"
         )
     return "nothing that may be compacted is dirty, and no tombstone may go"
-
-
-def _time(timestamp_ms: int) -> str:
-    try:
-        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return f"{timestamp_ms} ms"
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

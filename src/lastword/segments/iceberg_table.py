@@ -16,6 +16,7 @@ from lastword.segments.commit import Change, commit, expire
 from lastword.segments.fileio import SyncedFileIO, io_properties
 from lastword.segments.foreign import mapped
 from lastword.segments.index import IndexCache, SegmentIndex
+from lastword.segments.lineage import main_line
 from lastword.segments.loader import TableLoader
 from lastword.segments.parquet import SegmentFiles, SegmentFileWriter
 from lastword.segments.table import (
@@ -58,8 +59,7 @@ class IcebergTable:
 
     def history(self) -> list[Snapshot]:
         metadata = self._refresh().metadata
-        in_order = sorted(metadata.snapshots, key=lambda each: each.sequence_number or 0)
-        return [mapping.snapshot_from(metadata, each) for each in in_order]
+        return [mapping.snapshot_from(metadata, each) for each in main_line(metadata)]
 
     def plan(self, snapshot: Snapshot, partition: int | None = None, from_offset: int = 0) -> list[Segment]:
         return self._index(snapshot.id).from_offset(partition, from_offset)

@@ -76,6 +76,9 @@ class Positions:
     `epochs` are pairs of leader epoch and the first offset written under it, oldest first. The rest is what
     compaction must remember from one run to the next: when tombstones may go, when the last runs began and how
     far the log had come by then (pairs, oldest first), and whether one of them has spared superseded records.
+
+    `clean_max_timestamp_ms` is at least the timestamp of every record that was ever below the first dirty offset,
+    those that are gone too but for those below the log start. None: not known, or there is no such record.
     """
 
     log_start: int = 0
@@ -86,6 +89,7 @@ class Positions:
     runs: tuple[tuple[int, int], ...] = ()
     spared: bool = False
     last_run: LastRun | None = None
+    clean_max_timestamp_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +191,10 @@ class SegmentTable(Protocol):
         ...
 
     def history(self) -> list[Snapshot]:
-        """All live snapshots, oldest first."""
+        """The snapshots that are or were the current one and are still kept, oldest first; the last is current.
+
+        Those of branches that other engines made are not among them.
+        """
         ...
 
     def plan(self, snapshot: Snapshot, partition: int | None = None, from_offset: int = 0) -> list[Segment]:

@@ -59,14 +59,18 @@ def _plan_records(
     views: dict[int, View] = {}
     for reader in readers:
         if wanted.partition(reader.partition):
-            view = _view(reader, options)
-            views[reader.partition] = replace(
-                view,
-                start=_offset_of(reader, view, options.start, "start", view.start),
-                end=_offset_of(reader, view, options.end, "end", view.end),
-            )
+            views[reader.partition] = _bounded(reader, options, end=options.end)
     follows = options.as_of is None and options.end == Bound()
-    return plan_ranges(log, topic, readers, views, options, wanted, follows_compaction=follows)
+    return plan_ranges(
+        log,
+        topic,
+        readers,
+        views,
+        options,
+        wanted,
+        follows_compaction=follows,
+        exact=options.as_of is not None,
+    )
 
 
 def first_offsets(topic: Topic, options: ReadOptions) -> dict[int, int]:
@@ -75,8 +79,7 @@ def first_offsets(topic: Topic, options: ReadOptions) -> dict[int, int]:
     found = {}
     for reader in topic.partition_readers():
         with closing(reader):
-            view = timetravel.view_now(reader)
-            found[reader.partition] = _offset_of(reader, view, options.start, "start", view.start)
+            found[reader.partition] = _bounded(reader, options, end=Bound()).start
     return found
 
 
@@ -89,6 +92,7 @@ def plan_ranges(
     wanted: Wanted,
     *,
     follows_compaction: bool = False,
+    exact: bool = False,
     on_data_loss: Literal["fail", "skip"] = "skip",
 ) -> list[InputPartition]:
     """Tasks for a range of offsets of each partition."""
@@ -112,6 +116,7 @@ def plan_ranges(
                     start=first,
                     end=view.end,
                     follows_compaction=follows_compaction,
+                    exact=exact,
                     on_data_loss=on_data_loss,
                 )
             )
@@ -244,10 +249,28 @@ def _view(reader: PartitionReader, options: ReadOptions) -> View:
     return timetravel.view_as_of(reader, options.as_of)
 
 
+def _bounded(reader: PartitionReader, options: ReadOptions, *, end: Bound) -> View:
+    """The view of a partition from where its read begins to where it ends."""
+    for _ in range(ATTEMPTS):
+        view = _view(reader, options)
+        try:
+            with reader.pin(view.snapshot):
+                return replace(
+                    view,
+                    start=_offset_of(reader, view, options.start, "start", view.start),
+                    end=_offset_of(reader, view, end, "end", view.end),
+                )
+        except (SegmentGoneError, OffsetGoneError):
+            # Sealing or retention moved the records meanwhile: look again.
+            continue
+    raise UnavailableError(f"Partition {reader.partition} changed {ATTEMPTS} times while it was searched.")
+
+
 def _offset_of(reader: PartitionReader, view: View, bound: Bound, name: str, default: int) -> int:
     """Where a partition's read begins or ends."""
     if bound.time_ms is not None:
-        return min(reader.offset_for_time(bound.time_ms), view.end)
+        # In the snapshot that is read: a later one may lack the record that is looked for.
+        return timetravel.offset_for_time(reader, view, bound.time_ms)
     match bound.offsets:
         case "earliest":
             return view.start

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ from lastword.segments.raw import RawSegment, RowGroup
 from lastword.segments.table import Segment, SegmentGoneError
 from lastword.spark.filters import EVERYTHING, Wanted
 from lastword.spark.options import Where
+
+if TYPE_CHECKING:
+    from lastword.reader import PartitionReader
 
 BATCH_ROWS: Final = 4 * 1024
 BATCH_BYTES: Final = 1 << 20
@@ -97,6 +100,8 @@ class TailTask(InputPartition):
     """Offsets (64 bits each, rising) of the winners of the state view; None is every row."""
     follows_compaction: bool = False
     """Where compaction overtakes the end, read on to where what has beaten records before it may be."""
+    exact: bool = False
+    """Every record of it is wanted, or an error: a view of the past."""
     on_data_loss: Literal["fail", "skip"] = "skip"
 
 
@@ -246,7 +251,7 @@ def _read_tail(task: TailTask, schema: pa.Schema, wanted: Wanted) -> Iterator[pa
     winners = None if task.winners is None else np.frombuffer(task.winners, np.int64)
     found = 0
     with closing(topic.partition_readers()[task.partition]) as reader:
-        for records in reader.replay(task.start, task.end):
+        for records in _tail_of(reader, task):
             offsets = records.column("offset").to_numpy()
             mask: Mask = (offsets >= wanted.first_offset) & (offsets <= wanted.last_offset)
             if not task.follows_compaction:
@@ -270,6 +275,28 @@ def _read_tail(task: TailTask, schema: pa.Schema, wanted: Wanted) -> Iterator[pa
     if winners is not None and found < len(winners):
         raise UnavailableError(
             f"Partition {task.partition} of {topic.name!r} was compacted while its state was read; read it again."
+        )
+
+
+def _tail_of(reader: PartitionReader, task: TailTask) -> Iterator[pa.RecordBatch]:
+    from lastword.wal.reader import OffsetGoneError
+
+    if not task.exact:
+        yield from reader.replay(task.start, task.end)
+        return
+    offset = task.start
+    try:
+        for records in reader.tail(task.start, task.end):
+            yield records
+            offset = records.column("offset")[-1].as_py() + 1
+        return
+    except OffsetGoneError:
+        pass
+    # It has been sealed since the read was planned; but no record of it may have been compacted away.
+    yield from reader.replay(offset, task.end)
+    if reader.table.snapshot().positions[task.partition].first_dirty > task.start:
+        raise UnavailableError(
+            f"Partition {task.partition} of {task.where.topic!r} was compacted while its past was read; read it again."
         )
 
 

@@ -11,7 +11,9 @@ from tests.support.clock import ManualClock
 from tests.support.logs import open_log
 from tests.support.spark_source import files_of, given, read, rows_of
 
+from lastword.errors import UnavailableError
 from lastword.log import Log
+from lastword.record_json import time_text
 from lastword.spark import tasks
 from lastword.spark.filters import EVERYTHING
 from lastword.spark.options import batch_options
@@ -90,6 +92,50 @@ def test_as_of_an_offset(log: Log) -> None:
     topic.seal()
     found = rows_of(read(log, view="state", as_of=4))
     assert found == [(0, 2, b"k2", b"2"), (0, 3, b"k0", b"3"), (0, 4, b"k1", b"4")]
+
+
+def test_as_of_a_time_after_a_compaction(tmp_path: Path, clock: ManualClock) -> None:
+    with open_log(tmp_path, clock, INLINE) as log:
+        topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+        began_ms = clock.now_ms()
+        for number, key in enumerate("ACBC"):
+            topic.append(key, str(number))
+            clock.move(1000)
+        topic.seal()
+        log.compact(asked_for=True)
+        topic.append("D", "4")
+        for number in range(5):
+            point = AsOf(time_ms=began_ms + 1000 * number)
+            as_of = time_text(began_ms + 1000 * number)
+            shown = [row for batch in topic.read_as_of(point) for row in rows_of(batch)]
+            assert [row[1] for row in shown] == (
+                list(range(number + 1)) if number < 3 else [0, 2, 3, 4][:number]
+            )
+            assert rows_of(read(log, as_of=as_of)) == shown
+            assert rows_of(read(log, view="state", as_of=as_of)) == rows_of(topic.state(as_of=point))
+
+
+def test_a_past_whose_tail_is_compacted_before_it_is_read_is_an_error(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    with open_log(tmp_path, clock, INLINE | {"local.retention.ms": 0}) as log:
+        topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+        for number in range(4):
+            topic.append("k", str(number))
+            clock.move(1000)
+        options = batch_options(given(log, as_of=2))
+        (task,) = plan_batch(options, EVERYTHING)
+        schema = arrow_schema(read_schema(options.columns))
+
+        def offsets() -> list[int]:
+            return [each for rows in tasks.read(task, schema) for each in rows.column("offset").to_pylist()]
+
+        topic.seal()
+        log.run_retention()
+        assert offsets() == [0, 1, 2], "sealed since it was planned"
+        log.compact(asked_for=True)
+        with pytest.raises(UnavailableError, match="compacted while its past was read; read it again"):
+            offsets()
 
 
 def test_some_keys_only(tmp_path: Path, clock: ManualClock) -> None:
