@@ -7,11 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lastword import metrics
 from lastword.clock import Clock, monotonic_s
 from lastword.compaction.engine import Engine
 from lastword.compaction.holds import ReaderPosition, Uptime, hold_of
-from lastword.compaction.job import CompactionReport, PartitionReport, Target, plan_target
+from lastword.compaction.job import CompactionReport, PartitionReport, Target, plan_target, topic_failed
 from lastword.compaction.plan import PartitionPlan
 from lastword.compaction.service import (
     CompactionRequest,
@@ -81,10 +80,12 @@ class Compaction:
         """Compact topics: as one job where the service can, else one after the other."""
         self._uptime.here(self._clock.now_ms())
         factory = self.factory()
+        topics = [topic for topic in topics if (topic, None) not in request.exclude]
         if isinstance(factory, CompactsManyTopics):
             return factory.compact_topics(topics, request)
         started_s = monotonic_s()
         done: list[PartitionReport] = []
+        failed: list[tuple[str, str]] = []
         for topic in topics:
             if request.stop():
                 break
@@ -92,15 +93,16 @@ class Compaction:
             try:
                 done += service.compact(request)
             except LastwordError as error:
-                logger.error("compaction of %s failed: %s", topic, error)
-                metrics.COMPACTION_ERRORS.labels(topic).inc()
-                done.append(
-                    PartitionReport(
-                        topic=topic, partition=0, reason="asked for", way="one stage", problem=str(error)
-                    )
-                )
+                failed.append(topic_failed(topic, error))
+            except Exception as error:
+                # A service may be anybody's: what it raises must not keep the other topics from their turn.
+                logger.exception("the compaction service of %s met an unexpected error", topic)
+                failed.append(topic_failed(topic, error))
         return CompactionReport(
-            engine=type(factory).__name__, partitions=tuple(done), duration_s=monotonic_s() - started_s
+            engine=type(factory).__name__,
+            partitions=tuple(done),
+            failed_topics=tuple(failed),
+            duration_s=monotonic_s() - started_s,
         )
 
     def check_factory(self) -> None:
@@ -192,6 +194,7 @@ class Compaction:
             for partition in log_ends
         }
         return Target(
+            topic=topic,
             table=table,
             settings=settings,
             log_ends=log_ends,

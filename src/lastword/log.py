@@ -411,16 +411,16 @@ class Log:
         seal: bool = False,
         asked_for: bool = False,
         force: bool = False,
-        exclude: Collection[tuple[str, int]] = (),
+        exclude: Collection[tuple[str, int | None]] = (),
         progress: Callable[[int, int, int, int], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CompactionReport:
         """Compact what is due in all topics, or in some, as one job.
 
         With `asked_for` whatever is dirty is compacted, also below the dirty ratio; with `force` everything that
-        may be; but nothing of the partitions in `exclude`. `seal` first rolls and seals what is in the WAL.
-        `progress` gets records done, records in all,
-        bytes done, bytes in all; `stop` is asked between commits.
+        may be; but nothing of the partitions in `exclude`, which has topics whole where the partition is None. `seal`
+        first rolls and seals what is in the WAL. `progress` gets records done, records in all, bytes done, bytes in
+        all; `stop` is asked between commits. What could not be compacted is in the report: look at its `failures`.
         """
         from lastword.compaction.service import CompactionRequest
 

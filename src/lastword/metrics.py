@@ -95,7 +95,7 @@ COMPACTION_ERRORS = Counter(
 )
 UNCLEANABLE_PARTITIONS = Gauge(
     "lastword_log_cleaner_uncleanable_partitions",
-    "Partitions whose compaction failed and waits to be tried again.",
+    "Partitions, or whole topics, whose compaction failed and waits to be tried again.",
     registry=REGISTRY,
 )
 WORKER_LAST_RUN = Gauge(

@@ -1,7 +1,8 @@
 """`run/server.json` in the data folder: which server holds it, where it listens, how its processes are doing.
 
-The supervisor of `lastword serve` writes it and removes it when it ends. One that was killed leaves it behind, so
-whoever reads it looks whether that process is still there.
+The supervisor of `lastword serve` writes it and removes it when it ends. Until the server is ready there is
+`run/starting.json` in its place. A supervisor that was killed leaves its file behind, so whoever reads it looks whether
+that process is still there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from lastword.identity import is_same_place
 
 RUN_FOLDER = "run"
 SERVER_FILE = "server.json"
+STARTING_FILE = "starting.json"
 _LOCAL = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Where to ask somebody on this machine who listens everywhere."""
 
@@ -63,7 +65,23 @@ class RunningServer:
     @property
     def is_running(self) -> bool:
         """Whether that process is on this machine, and is the one that wrote the file."""
-        return self.host == socket.gethostname() and _start_ticks(self.pid) == (self.start_ticks or 0)
+        return _is_running(self.host, self.pid, self.start_ticks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingServer:
+    """A server that is not ready yet, and what its supervisor waits for."""
+
+    pid: int
+    host: str
+    start_ticks: int | None
+    since_ms: int
+    waits_for: str
+    folder: str | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return _is_running(self.host, self.pid, self.start_ticks)
 
 
 def this_process(*, since_ms: int, kafka: str, admin: str, token_file: str | None) -> RunningServer:
@@ -78,15 +96,33 @@ def this_process(*, since_ms: int, kafka: str, admin: str, token_file: str | Non
     )
 
 
-def save(data_folder: Path, server: RunningServer) -> None:
+def this_process_starting(*, since_ms: int, waits_for: str) -> StartingServer:
+    return StartingServer(
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        start_ticks=_start_ticks(os.getpid()),
+        since_ms=since_ms,
+        waits_for=waits_for,
+    )
+
+
+def save(data_folder: Path, server: RunningServer | StartingServer) -> None:
+    """Write a server's file; once it runs, the one that said that it was starting goes."""
     folder = data_folder / RUN_FOLDER
     folder.mkdir(exist_ok=True)
     noted = replace(server, folder=str(data_folder.resolve()))
-    disk.replace_file(folder / SERVER_FILE, json.dumps(asdict(noted), indent=1).encode())
+    is_starting = isinstance(server, StartingServer)
+    name = STARTING_FILE if is_starting else SERVER_FILE
+    disk.replace_file(folder / name, json.dumps(asdict(noted), indent=1).encode())
+    if not is_starting:
+        (folder / STARTING_FILE).unlink(missing_ok=True)
 
 
-def remove(data_folder: Path) -> None:
-    (data_folder / RUN_FOLDER / SERVER_FILE).unlink(missing_ok=True)
+def remove(data_folder: Path, pid: int) -> None:
+    """Remove the files that a server's supervisor wrote; those of another one stay."""
+    for found, name in ((load(data_folder), SERVER_FILE), (load_starting(data_folder), STARTING_FILE)):
+        if found is None or found.pid == pid:
+            (data_folder / RUN_FOLDER / name).unlink(missing_ok=True)
 
 
 def load(data_folder: Path) -> RunningServer | None:
@@ -97,8 +133,25 @@ def load(data_folder: Path) -> RunningServer | None:
         server = RunningServer(**found, children=children)
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    is_of_here = server.folder is None or is_same_place(Path(server.folder), data_folder)
-    return server if is_of_here and server.is_running else None
+    return server if _is_of_here(server, data_folder) and server.is_running else None
+
+
+def load_starting(data_folder: Path) -> StartingServer | None:
+    """The server that is being started on a data folder; None if there is none."""
+    try:
+        server = StartingServer(**json.loads((data_folder / RUN_FOLDER / STARTING_FILE).read_bytes()))
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+        return None
+    return server if _is_of_here(server, data_folder) and server.is_running else None
+
+
+def _is_of_here(server: RunningServer | StartingServer, data_folder: Path) -> bool:
+    """Whether the file was written for this folder, and did not come with a copy of another one."""
+    return server.folder is None or is_same_place(Path(server.folder), data_folder)
+
+
+def _is_running(host: str, pid: int, start_ticks: int | None) -> bool:
+    return host == socket.gethostname() and _start_ticks(pid) == (start_ticks or 0)
 
 
 def _start_ticks(pid: int) -> int | None:

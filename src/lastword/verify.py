@@ -350,10 +350,16 @@ def _digests(rows: pa.Table, seed: int) -> npt.NDArray[np.int64]:
     digest = digest * multiplier + rows.column("timestamp_type").to_numpy().astype(np.uint64)
     for name in ("key", "value"):
         digest = (digest * multiplier) ^ hash_rows(rows.column(name).combine_chunks(), seed)
-    headers = rows.column("headers")
-    if headers.null_count < len(headers):
-        texts = pa.array([repr(each).encode() if each else None for each in headers.to_pylist()], pa.binary())
-        digest = (digest * multiplier) ^ hash_rows(texts, seed)
+    digest = (digest * multiplier) ^ _header_hashes(rows.column("headers"), seed)
     digest ^= digest >> np.uint64(29)
     mixed: npt.NDArray[np.int64] = (digest * multiplier).view(np.int64)
     return mixed
+
+
+def _header_hashes(headers: pa.ChunkedArray, seed: int) -> npt.NDArray[np.uint64]:
+    """A hash of each record's headers, whatever those around it have. Null and an empty list are both none at all."""
+    if headers.null_count == len(headers):
+        # Most records have none; then nothing has to be made into Python's objects.
+        return np.repeat(hash_rows(pa.nulls(1, pa.binary()), seed), len(headers))
+    texts = pa.array([repr(each).encode() if each else None for each in headers.to_pylist()], pa.binary())
+    return hash_rows(texts, seed)

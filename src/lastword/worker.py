@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -53,11 +53,11 @@ class JobStatus:
 
 
 @dataclass(slots=True)
-class FailingPartition:
-    """A partition whose compaction keeps failing."""
+class FailingCompaction:
+    """A partition whose compaction keeps failing, or without a partition a whole topic."""
 
     topic: str
-    partition: int
+    partition: int | None
     failures: int
     message: str
     retry_ms: int
@@ -70,7 +70,7 @@ class WorkerStatus:
     pid: int
     started_ms: int
     jobs: dict[str, JobStatus] = field(default_factory=dict)
-    failing: list[FailingPartition] = field(default_factory=list)
+    failing: list[FailingCompaction] = field(default_factory=list)
 
 
 class MaintainedTopic(Protocol):
@@ -100,7 +100,7 @@ class Maintained(Protocol):
     def topic(self, name: str) -> MaintainedTopic: ...
 
     def compact(
-        self, *, exclude: Collection[tuple[str, int]], stop: Callable[[], bool]
+        self, *, exclude: Collection[tuple[str, int | None]], stop: Callable[[], bool]
     ) -> CompactionReport: ...
 
     def measure(self) -> None: ...
@@ -118,7 +118,7 @@ def load_status(data_folder: Path) -> WorkerStatus | None:
             pid=saved["pid"],
             started_ms=saved["started_ms"],
             jobs={name: JobStatus(**job) for name, job in saved["jobs"].items()},
-            failing=[FailingPartition(**each) for each in saved["failing"]],
+            failing=[FailingCompaction(**each) for each in saved["failing"]],
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
@@ -158,8 +158,12 @@ class Worker:
         self._schedule = schedule(log.config)
         self.status = WorkerStatus(pid=os.getpid(), started_ms=now_ms)
         if earlier := load_status(log.path):
-            # What kept failing goes on waiting: a restart is no reason to think that it will do now.
-            self.status.failing = earlier.failing
+            # A partition that kept failing goes on waiting: a restart is no reason to think that it will do now. It is
+            # one where a whole topic failed: most likely Spark could not be started, and somebody has seen to that.
+            self.status.failing = [
+                each if each.partition is not None else replace(each, retry_ms=now_ms)
+                for each in earlier.failing
+            ]
         for name, (delay_ms, _) in self._schedule.items():
             self.status.jobs[name] = JobStatus(next_run_ms=now_ms + delay_ms)
         self._do: dict[str, Callable[[], None]] = {
@@ -274,23 +278,24 @@ class Worker:
         )
         report = self._log.compact(exclude=waiting, stop=self._stop.is_set)
         tried = {(each.topic, each.partition) for each in report.partitions}
-        failures = {(each.topic, each.partition): each.failures for each in self.status.failing}
+        counts = {(each.topic, each.partition): each.failures for each in self.status.failing}
+        left = set(self._log.topics(include_internal=True)) if self.status.failing else set()
         self.status.failing = [
-            each for each in self.status.failing if (each.topic, each.partition) in waiting - tried
+            each
+            for each in self.status.failing
+            if each.topic in left and (each.topic, each.partition) in waiting - tried
         ]
-        for each in report.problems:
-            count = failures.get((each.topic, each.partition), 0) + 1
+        for failure in report.failures:
+            count = counts.get((failure.topic, failure.partition), 0) + 1
             self.status.failing.append(
-                FailingPartition(
-                    topic=each.topic,
-                    partition=each.partition,
+                FailingCompaction(
+                    topic=failure.topic,
+                    partition=failure.partition,
                     failures=count,
-                    message=each.problem or "",
+                    message=failure.message,
                     retry_ms=now_ms + pause_ms(count),
                 )
             )
-        if report.failed_topics:
-            raise _WorkError("; ".join(f"{topic}: {what}" for topic, what in report.failed_topics))
 
     def _retain(self, step: RetentionStep) -> None:
         report = self._log.run_retention(steps=[step])

@@ -107,8 +107,9 @@ def test_a_copy_that_failed_is_not_served_and_made_again(
     topic.append("user-1", "new")
     with monkeypatch.context() as full:
         full.setattr(example, "_sync", _no_space)
-        (problem,) = log.compact(seal=True, asked_for=True).problems
-        assert "No space left" in str(problem.problem)
+        (failure,) = log.compact(seal=True, asked_for=True).failures
+        assert (failure.topic, failure.partition) == (topic.name, None)
+        assert "No space left" in failure.message
 
     service = log.compaction.service(topic.name)
     assert service.last_compacted_position(0) is None

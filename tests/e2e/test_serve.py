@@ -248,3 +248,42 @@ def test_files_where_it_is_started_are_not_taken_for_modules(
     monkeypatch.chdir(tmp_path)
     with serving(tmp_path / "data") as server:
         assert "somebody else" not in server.log
+
+
+def test_while_it_starts_status_says_so_and_for_what_it_waits(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "data")
+    cli("topic", "create", "users")
+    # The broker waits for whoever writes it.
+    token = tmp_path / "token"
+    os.mkfifo(token, 0o600)
+    (cli.data / "lastword.yaml").write_text(f"{SETTINGS}admin.token.file: {token}\n")
+    starting = cli.data / "run" / "starting.json"
+    arguments = ("serve", "--kafka", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    server = cli.spawn(*arguments)
+    try:
+        wait_until(starting.exists)
+        shown = cli("status", code=1).out
+        assert "A server has been starting for " in shown
+        assert "Not ready: the server is being started" in shown
+        assert "it waits for the broker, which recovers the write-ahead logs" in shown
+        assert "no server is running" not in shown
+        found = cli.json("status", code=1)
+        assert (found["server"], found["ready"], found["starting"]["pid"]) == (None, False, server.pid)
+        second = cli.real(*arguments)
+        assert (second.code, f"process {server.pid} on " in second.err) == (3, True)
+        assert starting.exists()
+        token.write_text("a secret of many characters\n")
+        wait_until((cli.data / "run" / "server.json").exists)
+        assert not starting.exists()
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+    assert cli.json("status", code=1)["starting"] is None
+
+
+def test_one_that_could_not_start_leaves_no_word_of_it(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "data")
+    cli("topic", "create", "users")
+    with lastword.open(cli.data):
+        assert cli.real("serve", "--kafka", "127.0.0.1:0", "--admin", "127.0.0.1:0").code == 3
+    assert list((cli.data / "run").iterdir()) == []

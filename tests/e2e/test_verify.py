@@ -57,6 +57,23 @@ def fill(log: Log, clock: ManualClock, **config: object) -> None:
         clock.sleep_ms(1000)
 
 
+def test_records_without_headers_that_are_joined_with_some_that_have_them_are_the_same(
+    log: Log,
+    spark_engine: SparkEngine,  # noqa: F811
+) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    for number, headers in enumerate([(), (("trace", b"1"),), ()]):
+        topic.append_many(
+            [NewRecord(key=b"k%d-%d" % (number, each), value=b"v", headers=headers) for each in range(3)]
+        )
+        topic.append(b"common", b"%d" % number)
+        topic.seal()
+    log.compact(asked_for=True)
+    assert topic.describe().partitions[0].segments == 1
+    report = check(log, spark_engine)
+    assert (report.problems, report.records_after) == ((), 10)
+
+
 @pytest.mark.parametrize(
     "config",
     [

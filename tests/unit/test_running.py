@@ -23,9 +23,12 @@ def test_what_is_saved_is_loaded_while_the_process_is_there(tmp_path: Path) -> N
     assert running.load(tmp_path) is None
     mine = dataclasses.replace(server(), children={"worker": running.ChildProcess(pid=5, restarts=2)})
     running.save(tmp_path, mine)
-    assert running.load(tmp_path) == dataclasses.replace(mine, folder=str(tmp_path))
-    running.remove(tmp_path)
-    running.remove(tmp_path)
+    noted = dataclasses.replace(mine, folder=str(tmp_path))
+    assert running.load(tmp_path) == noted
+    running.remove(tmp_path, mine.pid + 1)
+    assert running.load(tmp_path) == noted
+    running.remove(tmp_path, mine.pid)
+    running.remove(tmp_path, mine.pid)
     assert running.load(tmp_path) is None
 
 
@@ -38,6 +41,18 @@ def test_a_copy_of_the_file_says_nothing_of_the_copied_folder(tmp_path: Path) ->
     assert running.load(original) is not None
     assert running.load(tmp_path / "link") is not None
     assert running.load(copy) is None
+
+
+def test_one_that_is_starting_is_known_until_it_runs_or_ends(tmp_path: Path) -> None:
+    assert running.load_starting(tmp_path) is None
+    starting = running.this_process_starting(since_ms=1, waits_for="the broker")
+    running.save(tmp_path, starting)
+    assert running.load_starting(tmp_path) == dataclasses.replace(starting, folder=str(tmp_path))
+    assert running.load(tmp_path) is None
+    running.save(tmp_path, server())
+    assert (running.load_starting(tmp_path), running.load(tmp_path) is None) == (None, False)
+    running.save(tmp_path, dataclasses.replace(starting, start_ticks=1))
+    assert running.load_starting(tmp_path) is None
 
 
 def test_a_file_that_a_killed_server_left_counts_for_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any, Protocol
 
 from lastword import running
@@ -11,6 +12,7 @@ from lastword.admin.desk import Desk
 from lastword.errors import UnavailableError
 from lastword.locks import Role, holder
 from lastword.operations.working import worker_status
+from lastword.worker import load_status
 
 LOOP_S = 2.0
 MOST_NAMED = 10
@@ -50,6 +52,8 @@ def status(desk: Desk, broker: Listens | None, loop: asyncio.AbstractEventLoop |
                 for name, child in server.children.items()
             },
         },
+        # Whoever can be asked this has been started.
+        "starting": None,
         "writer": holder(desk.log.path, Role.WRITER),
         "worker": worker_status(desk.log.path),
         "ready": not found,
@@ -87,4 +91,22 @@ def _worker_problems(desk: Desk) -> list[str]:
         desk.worker.ping()
     except UnavailableError as error:
         return [f"the worker is not there: {error}"]
-    return []
+    return compaction_problems(desk.log.path)
+
+
+def compaction_problems(data_folder: Path) -> list[str]:
+    """What keeps failing to be compacted, one line a reason: one that is all topics' own is said once."""
+    status = load_status(data_folder)
+    by_reason: dict[str, list[str]] = {}
+    for each in status.failing if status is not None else ():
+        name = each.topic if each.partition is None else f"{each.topic} partition {each.partition}"
+        by_reason.setdefault(each.message, []).append(name)
+    return [
+        f"compaction of {_named(names)} fails: {reason.removesuffix('.')}"
+        for reason, names in by_reason.items()
+    ][:MOST_NAMED]
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:MOST_NAMED])} and {more} more"

@@ -19,7 +19,7 @@ from lastword.admin import models
 from lastword.admin.desk import Desk
 from lastword.admin.jobs import Jobs
 from lastword.channel import ReportProgress
-from lastword.errors import InvalidError, UnknownTopicError
+from lastword.errors import InvalidError, UnavailableError, UnknownTopicError
 
 Data = dict[str, Any]
 T = TypeVar("T")
@@ -138,7 +138,10 @@ def _add_topics(app: FastAPI, desk: Desk, jobs: Jobs) -> None:
 
         def run(progress: ReportProgress, gone: Callable[[], bool]) -> Data:
             rehearsed = scene.rehearse(desk.log, topic, wanted.partition)
-            compact(progress, gone)
+            report = compact(progress, gone)
+            partitions = [each for each in report["partitions"] if each["problem"]]
+            for failure in (*report["failed_topics"], *partitions):
+                raise UnavailableError(f"{topic} could not be compacted: {failure['problem']}")
             return {"run": scene.finish(desk.log, rehearsed)}
 
         return await jobs.answer(request, run)

@@ -109,8 +109,10 @@ class Overview:
         found: dict[str, list[str]] = {}
         status = load_status(self._log.path)
         for each in status.failing if status is not None else ():
+            what = "compaction" if each.partition is None else f"compaction of partition {each.partition}"
+            times = "once" if each.failures == 1 else f"{each.failures} times"
             found.setdefault(each.topic, []).append(
-                f"compaction of partition {each.partition} has failed {each.failures} times: {each.message}"
+                f"{what} has failed {times}: {each.message.removesuffix('.')}"
             )
         return found
 

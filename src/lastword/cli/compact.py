@@ -65,8 +65,8 @@ def compact_topic(
 ) -> None:
     """Compact a topic now, whatever its dirty ratio is.
 
-    What is only in the WAL is sealed first. The exit code is 1 if a partition could not be compacted; the others
-    are.
+    What is only in the WAL is sealed first. The exit code is 1 if a partition could not be compacted, or Spark could
+    not be started; what could be is done.
     """
     if dry_run:
         planned = session.backend.plan_topic(name, partitions=partition, force=force, seal=not no_seal)
@@ -110,7 +110,8 @@ def compact(
 ) -> None:
     """Compact all topics as one job: what is due, or whatever is dirty.
 
-    Only what is sealed is compacted. The exit code is 1 if a partition could not be compacted; the others are.
+    Only what is sealed is compacted. The exit code is 1 if a topic or a partition could not be compacted; the others
+    are.
     """
     if all_dirty and due:
         raise InvalidError("--all and --due say different things; give one of them.")
@@ -209,7 +210,10 @@ def _show_report(session: Session, report: dict[str, Any], first: list[Any], rea
             heading("Not compacted"),
             table(
                 ["topic", ">p", "problem"],
-                [(each["topic"], each["partition"], styled(each["problem"], "red")) for each in problems],
+                [
+                    (each["topic"], each.get("partition", "all"), styled(each["problem"], "red"))
+                    for each in problems
+                ],
             ),
         ]
     if not_sealed := report.get("not_sealed"):
@@ -223,8 +227,10 @@ def _show_report(session: Session, report: dict[str, Any], first: list[Any], rea
     session.output.show(report, *parts)
 
 
-def _problems(report: dict[str, Any]) -> list[Partition]:
-    return [each for each in report["partitions"] if each["problem"] is not None]
+def _problems(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """What failed: topics, which have no partition, and partitions."""
+    partitions = [each for each in report["partitions"] if each["problem"] is not None]
+    return [*report["failed_topics"], *partitions]
 
 
 def _sum(reports: Sequence[Partition], name: str) -> int:

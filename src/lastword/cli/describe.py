@@ -168,7 +168,7 @@ def _failing_parts(failing: list[dict[str, Any]]) -> list[Any]:
             [">partition", ">times", ">next try in", "problem"],
             [
                 (
-                    each["partition"],
+                    "all" if each["partition"] is None else each["partition"],
                     each["failures"],
                     age(each["retry_ms"] - now_ms),
                     styled(each["message"], "red"),

@@ -256,18 +256,28 @@ class Direct:
                 return run_until_signal(lambda: run_worker_once(worker), worker)
 
     def status(self) -> Data:
+        from dataclasses import asdict
+
+        from lastword import running
         from lastword.locks import Role, holder
         from lastword.operations.working import worker_status
 
         folder = self.session.data_folder
         # An error if there is no log.
         with self.session.read():
+            starting = running.load_starting(folder)
+            problem = "no server is running on this data folder"
+            if starting is not None:
+                problem = (
+                    f"the server is being started (process {starting.pid}): it waits for {starting.waits_for}"
+                )
             return {
                 "server": None,
+                "starting": None if starting is None else asdict(starting),
                 "writer": holder(folder, Role.WRITER),
                 "worker": worker_status(folder),
                 "ready": False,
-                "problems": ["no server is running on this data folder"],
+                "problems": [problem],
                 "sources": {
                     "states": {each["source"]: each["state"] for each in self.connectors()},
                     "problem": None,

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 def status(session: Session) -> None:
     """Show the server that holds the data folder, its processes, what its worker did last, and how sources are.
 
-    The exit code is 1 if no server is running, or it is not ready.
+    The exit code is 1 if no server is running, or it is not ready: one that is being started is not.
     """
     found = session.backend.status()
     session.output.show(found, *_parts(found))
@@ -33,6 +33,9 @@ def _parts(found: dict[str, Any]) -> list[Any]:
     if server is None:
         who = [("writer", found["writer"]), ("worker", found["worker"]["running"])]
         parts.append(facts([(role, name or "none is running") for role, name in who]))
+        if (starting := found["starting"]) is not None:
+            for_so_long = age(time.time_ns() // 1_000_000 - starting["since_ms"])
+            parts += ["", f"A server has been starting for {for_so_long}, as process {starting['pid']}."]
     else:
         now_ms = time.time_ns() // 1_000_000
         parts += [

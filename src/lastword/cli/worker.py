@@ -132,7 +132,11 @@ def job_parts(status: dict[str, Any]) -> list[Any]:
             table(
                 ["topic", ">partition", "problem"],
                 [
-                    (each["topic"], each["partition"], styled(each["message"], "red"))
+                    (
+                        each["topic"],
+                        "all" if each["partition"] is None else each["partition"],
+                        styled(each["message"], "red"),
+                    )
                     for each in status["failing"]
                 ],
             ),

@@ -31,7 +31,7 @@ from lastword.compaction.plan import PartitionPlan, PartitionView, Reason, Way
 from lastword.compaction.rules import OldestTombstones, ReaderHold
 from lastword.compaction.unit import Outcome, Unit
 from lastword.config import BrokerConfig, TopicSettings
-from lastword.errors import ConflictError, LastwordError
+from lastword.errors import ConflictError, LastwordError, UnavailableError
 from lastword.leases import HeldLease, LeaseKeeper
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.sketch import Sketches
@@ -58,6 +58,7 @@ Progress = Callable[[int, int, int, int], None]
 class Target:
     """A topic to compact, with what only the log knows of it: how far each partition has come, and who reads it."""
 
+    topic: str
     table: SegmentTable
     settings: TopicSettings
     log_ends: Mapping[int, int]
@@ -98,18 +99,42 @@ class PartitionReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionFailure:
+    """A partition that could not be compacted, or with no partition a whole topic, and why."""
+
+    topic: str
+    partition: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionReport:
     """What a run did, partition by partition."""
 
     engine: str
     partitions: tuple[PartitionReport, ...] = ()
     failed_topics: tuple[tuple[str, str], ...] = ()
-    """Topics that could not even be planned, and why. The others went on."""
+    """Topics of which nothing could be compacted, and why. The others went on."""
     duration_s: float = 0.0
 
     @property
     def problems(self) -> tuple[PartitionReport, ...]:
+        """The partitions that failed. See `failures`, which has the topics too."""
         return tuple(each for each in self.partitions if each.problem is not None)
+
+    @property
+    def failures(self) -> tuple[CompactionFailure, ...]:
+        """Everything that failed: whole topics first, then partitions. Without any, the run did all that it had to."""
+        return (
+            *(
+                CompactionFailure(topic=topic, partition=None, message=why)
+                for topic, why in self.failed_topics
+            ),
+            *(
+                CompactionFailure(topic=each.topic, partition=each.partition, message=each.problem or "")
+                for each in self.problems
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +149,14 @@ class _Planned:
 class _Done:
     planned: _Planned
     outcome: Outcome
+
+
+def topic_failed(topic: str, error: Exception) -> tuple[str, str]:
+    """Log and count a topic of which nothing could be compacted; an entry of `CompactionReport.failed_topics`."""
+    why = str(error) or type(error).__name__
+    logger.error("compaction of %s failed: %s", topic, why)
+    metrics.COMPACTION_ERRORS.labels(topic).inc()
+    return topic, why
 
 
 def plan_target(
@@ -190,6 +223,10 @@ def unit_of(
     )
 
 
+class _EngineDownError(UnavailableError):
+    """The engine can't be started. It is no partition's fault."""
+
+
 class Compactor:
     """Runs compactions on an engine."""
 
@@ -198,6 +235,7 @@ class Compactor:
         self._config = config
         self._clock = clock
         self._leases = leases
+        self._engine_error: _EngineDownError | None = None
 
     def run(
         self,
@@ -206,7 +244,7 @@ class Compactor:
         partitions: Sequence[int] | None = None,
         asked_for: bool = False,
         force: bool = False,
-        exclude: Collection[tuple[str, int]] = (),
+        exclude: Collection[tuple[str, int | None]] = (),
         progress: Progress | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CompactionReport:
@@ -215,8 +253,8 @@ class Compactor:
         reports: dict[tuple[str, int], PartitionReport] = {}
         leases: list[HeldLease] = []
         failed: list[tuple[str, str]] = []
+        planned: list[_Planned] = []
         try:
-            planned: list[_Planned] = []
             for target in targets:
                 try:
                     lease = self._leases.hold(topic_id=target.table.snapshot().topic.id.hex, job="compact")
@@ -230,18 +268,19 @@ class Compactor:
                         exclude=exclude,
                     )
                 except LastwordError as error:
-                    logger.error("the topic in %s can't be planned: %s", target.table.location, error)
-                    failed.append((target.table.location, str(error)))
+                    failed.append(topic_failed(target.topic, error))
             planned.sort(key=lambda each: planning.urgency(each.plan))
             watch = _Watch(planned, progress)
             # Nothing to do must not start an engine.
-            wave = self._wave if planned else 1
-            for start in range(0, len(planned), wave):
+            for wave in self._waves(planned) if planned else ():
                 if stop():
                     break
-                for report in self._run_wave(planned[start : start + wave], watch):
+                for report in self._run_wave(wave, watch):
                     reports[report.topic, report.partition] = report
             watch.finish()
+        except _EngineDownError as error:
+            topics = dict.fromkeys(each.plan.topic for each in planned)
+            failed += [topic_failed(topic, error) for topic in topics]
         finally:
             for lease in leases:
                 lease.release()
@@ -253,9 +292,20 @@ class Compactor:
         )
 
     @property
-    def _wave(self) -> int:
-        """How many units go to the engine at a time: enough to keep it busy, few enough to commit often."""
-        return max(1, self._engine.parallel * 4)
+    def _parallel(self) -> int:
+        """How many tasks the engine runs at a time. One that can't be started is tried once a run, not once a topic."""
+        if self._engine_error is not None:
+            raise self._engine_error
+        try:
+            return self._engine.parallel
+        except LastwordError as error:
+            self._engine_error = _EngineDownError(str(error))
+            raise self._engine_error from error
+
+    def _waves(self, planned: Sequence[_Planned]) -> list[Sequence[_Planned]]:
+        """What goes to the engine at a time: enough to keep it busy, few enough to commit often."""
+        size = max(1, self._parallel * 4)
+        return [planned[start : start + size] for start in range(0, len(planned), size)]
 
     def _plan(
         self,
@@ -265,7 +315,7 @@ class Compactor:
         partitions: Sequence[int] | None,
         asked_for: bool = False,
         force: bool = False,
-        exclude: Collection[tuple[str, int]] = (),
+        exclude: Collection[tuple[str, int | None]] = (),
     ) -> list[_Planned]:
 
         def attempt() -> list[_Planned]:
@@ -312,7 +362,7 @@ class Compactor:
             room_bytes=room_bytes,
             size_bytes=plan.size_bytes,
             task_bytes=self._config.compaction_task_bytes,
-            parallel=self._engine.parallel,
+            parallel=self._parallel,
         )
         return way, shares, planning.set_share(room_bytes, key_bytes, versioned=versioned)
 

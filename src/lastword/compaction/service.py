@@ -18,7 +18,14 @@ from typing import Any, Protocol, TypeVar, cast, get_type_hints, runtime_checkab
 
 from lastword.clock import Clock
 from lastword.compaction.engine import Engine
-from lastword.compaction.job import CompactionReport, Compactor, PartitionReport, Progress, Target
+from lastword.compaction.job import (
+    CompactionReport,
+    Compactor,
+    PartitionReport,
+    Progress,
+    Target,
+    topic_failed,
+)
 from lastword.config import BrokerConfig
 from lastword.errors import InvalidConfigError, LastwordError, UnavailableError, UnknownPartitionError
 from lastword.leases import LeaseKeeper
@@ -43,8 +50,8 @@ class CompactionRequest:
     """Compact whatever is dirty, also below the dirty ratio."""
     force: bool = False
     """Go through everything that may be compacted, also where nothing is dirty."""
-    exclude: frozenset[tuple[str, int]] = frozenset()
-    """Topics and partitions that are left out."""
+    exclude: frozenset[tuple[str, int | None]] = frozenset()
+    """Topics and partitions that are left out. Where the partition is None the log leaves the topic out by itself."""
     progress: Progress | None = None
     stop: Callable[[], bool] = lambda: False
 
@@ -60,7 +67,10 @@ class TopicCompactionService(Protocol):
     """
 
     def compact(self, request: CompactionRequest = WHAT_IS_DUE) -> Sequence[PartitionReport]:
-        """Compact the topic; what was done, partition by partition. The log holds the maintenance role meanwhile."""
+        """Compact the topic; what was done, partition by partition. The log holds the maintenance role meanwhile.
+
+        A partition that failed is in the result, with its `problem`; where the whole topic did, the error is raised.
+        """
         ...
 
     def read_compacted_entries(self, partition: int, start: int, count: int) -> Sequence[Record] | None:
@@ -209,8 +219,7 @@ class EngineFactory:
             try:
                 targets.append(replace(context.target(topic), looked_ms=looked_ms))
             except LastwordError as error:
-                logger.error("compaction of %s: %s", topic, error)
-                failed.append((topic, str(error)))
+                failed.append(topic_failed(topic, error))
         report = compactor.run(
             targets,
             partitions=request.partitions,
@@ -241,7 +250,10 @@ class EngineService:
         self._table: SegmentTable | None = None
 
     def compact(self, request: CompactionRequest = WHAT_IS_DUE) -> Sequence[PartitionReport]:
-        return self._factory.compact_topics([self._topic], request).partitions
+        report = self._factory.compact_topics([self._topic], request)
+        for _, why in report.failed_topics:
+            raise UnavailableError(why)
+        return report.partitions
 
     def read_compacted_entries(self, partition: int, start: int, count: int) -> Sequence[Record]:
         def look(table: SegmentTable, snapshot: Snapshot) -> list[Record]:

@@ -127,6 +127,11 @@ class SparkEngine:
 
     def _one_stage(self, jobs: Sequence[tuple[int, Job]]) -> dict[int, Result]:
         try:
+            self.session()
+        except UnavailableError as error:
+            # None of them is the reason, so there is no use in trying them one by one.
+            return {number: Failure(message=str(error)) for number, _ in jobs}
+        try:
             parallel = self.parallel
             threads = max(1, parallel // len(jobs))
             units = [replace(job.unit, threads=min(threads, 2)) for _, job in jobs]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -39,6 +40,38 @@ _ENVIRONMENT = {
     # Arrow gives memory back and takes it again with each row group otherwise.
     "MIMALLOC_PURGE_DELAY": "10000",
 }
+
+
+WITHOUT_SPARK = (
+    "To do without Spark, set compaction.service.factory to "
+    "lastword.compaction.inline:InlineCompactionServiceFactory."
+)
+_CONNECT_S = 5.0
+"""How long somebody may take to accept a connection. Spark itself would try for a minute, or for ten."""
+_CONNECT_PORT = 15002
+
+
+def _check_someone_listens(address: str) -> None:
+    """UnavailableError if `address` is a cluster's master or a Spark Connect server, and nobody is there."""
+    kind, separator, rest = address.partition("://")
+    if not separator or kind not in ("spark", "sc"):
+        return
+    setting = "spark.remote" if kind == "sc" else "spark.master"
+    problems: list[str] = []
+    # A cluster may have several masters, one of which leads.
+    for each in rest.split("/")[0].split(","):
+        host, colon, port = each.rpartition(":")
+        if not colon:
+            host, port = each, str(_CONNECT_PORT)
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+            return
+        except (OSError, ValueError) as error:
+            problems.append(f"{each}: {getattr(error, 'strerror', None) or error}")
+    raise UnavailableError(
+        f"Spark can't be started: nobody answers at {setting}={address} ({'; '.join(problems)}). Start it there, or "
+        f"change {setting}. {WITHOUT_SPARK}"
+    )
 
 
 def borrow(settings: Mapping[str, str]) -> Any | None:
@@ -74,6 +107,7 @@ def start(settings: Mapping[str, str], log_path: Path | None) -> Any:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     remote = settings.get("spark.remote")
+    _check_someone_listens(remote or settings.get("spark.master", ""))
     builder = SparkSession.builder.remote(remote) if remote else SparkSession.builder
     if not remote:
         quiet = resources.files("lastword.compaction").joinpath("log4j2.properties")
@@ -98,12 +132,15 @@ def start(settings: Mapping[str, str], log_path: Path | None) -> Any:
                 _let_accumulators_log(spark)
             return spark
     except Exception as error:
-        hint = "" if log_path is None else f" Spark's own words are in {log_path}."
-        raise UnavailableError(
-            f"Spark can't be started: {message(error)}.{hint} It needs Java 17 or newer (JAVA_HOME or java on the "
-            f"path); without Java, set compaction.service.factory to "
-            f"lastword.compaction.inline:InlineCompactionServiceFactory."
-        ) from error
+        said = message(error).removesuffix(".")
+        where = "" if log_path is None or remote else f" Spark's own words are in {log_path}."
+        if not remote:
+            way_out = "It needs Java 17 or newer (JAVA_HOME or java on the path)."
+        elif isinstance(error, ImportError):
+            way_out = 'spark.remote needs more packages (grpcio among them): pip install "pyspark[connect]".'
+        else:
+            way_out = f"It was asked for by spark.remote={remote}; is that a Spark Connect server?"
+        raise UnavailableError(f"Spark can't be started: {said}.{where} {way_out} {WITHOUT_SPARK}") from error
 
 
 def _let_py4j_log_as_itself() -> None:

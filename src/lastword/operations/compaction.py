@@ -85,7 +85,9 @@ def compact_topic(
         "topic": name,
         "sealed": None if sealed is None else {"records": sealed.records, "bytes": sealed.size_bytes},
         "not_sealed": [{"partition": each, "problem": why} for each, why in problems],
-        "nothing_to_compact": None if report.partitions else _nothing_to_compact(topic, partitions),
+        "nothing_to_compact": None
+        if report.partitions or report.failures
+        else _nothing_to_compact(topic, partitions),
         **_report_data(report),
     }
 
@@ -192,6 +194,7 @@ def _report_data(report: CompactionReport) -> Data:
         "engine": report.engine,
         "duration_s": round(report.duration_s, 3),
         "partitions": partitions,
+        "failed_topics": [{"topic": topic, "problem": why} for topic, why in report.failed_topics],
         "total": {name: sum(each[name] for each in done) for name in SUMMED},
     }
 

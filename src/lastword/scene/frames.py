@@ -29,7 +29,7 @@ from contextlib import closing
 from typing import Any
 
 from lastword.compaction.unit import Unit
-from lastword.errors import InvalidError
+from lastword.errors import InvalidError, UnavailableError
 from lastword.explain import PartitionExplanation, Question, explain_partition
 from lastword.explain.data import beginning, record_data
 from lastword.log import Log
@@ -104,7 +104,9 @@ def finish(log: Log, rehearsed: Data) -> Data:
 def perform(log: Log, name: str, partition: int = 0) -> Data:
     """Seal and compact a partition, really, and give the frames of it."""
     rehearsed = rehearse(log, name, partition)
-    log.compact([name], partitions=[partition], seal=True, asked_for=True)
+    report = log.compact([name], partitions=[partition], seal=True, asked_for=True)
+    for failure in report.failures:
+        raise UnavailableError(f"{name} could not be compacted: {failure.message}")
     return finish(log, rehearsed)
 
 

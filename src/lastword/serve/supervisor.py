@@ -1,7 +1,7 @@
 """The supervisor: starts the broker's and the worker's process, and sees to it that both go on.
 
-By its steps: start the broker, wait until it listens, start the worker, write `run/server.json`, say that the server is
-ready. A process that ends by itself is counted, said in the log, and started again after a pause that doubles while it
+By its steps: write `run/starting.json`, start the broker, wait until it listens, start the worker, write `run/server.json`
+in its place, say that the server is ready. A process that ends by itself is counted, said in the log, and started again after a pause that doubles while it
 keeps ending; one that has served for longer than it was paused begins with the shortest pause again. What keeps a
 process from starting the first time, a port that is taken or a data folder that is held, ends the server with that
 error.
@@ -92,6 +92,11 @@ class Supervisor:
                     f"{self._data} is in use: process {other.pid} on {other.host} (`lastword serve`) is its server, "
                     f"with Kafka at {other.kafka} and the admin API at {other.admin}."
                 )
+            if (starting := running.load_starting(self._data)) is not None:
+                raise LockedError(
+                    f"{self._data} is in use: process {starting.pid} on {starting.host} (`lastword serve`) is being "
+                    f"started as its server; it waits for {starting.waits_for}."
+                )
             return await self._run()
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -100,9 +105,12 @@ class Supervisor:
 
     async def _run(self) -> int:
         keepers: list[asyncio.Task[None]] = []
+        began_ms = self._clock.now_ms()
         try:
+            self._note_start(began_ms, "the broker, which recovers the write-ahead logs")
             addresses = await self._start(self._broker)
             if addresses is not None:
+                self._note_start(began_ms, "the worker")
                 self._take_addresses(addresses)
                 keepers.append(asyncio.create_task(self._keep(self._broker)))
                 if await self._start(self._worker) is not None:
@@ -114,8 +122,7 @@ class Supervisor:
             await self._end()
             for keeper in keepers:
                 keeper.cancel()
-            if self._server is not None:
-                running.remove(self._data)
+            running.remove(self._data, os.getpid())
         return 128 + self._last_signal if self._signals > 1 else 0
 
     # ---------------------------------------------------------------------------------------- children
@@ -236,6 +243,15 @@ class Supervisor:
             admin=show_address(*admin),
             token_file=self._options.token_file,
         )
+
+    def _note_start(self, since_ms: int, waits_for: str) -> None:
+        """Say in the data folder what is waited for. In one that is not a log yet nobody could ask, and nothing takes long."""
+        if not (self._data / "FORMAT").exists():
+            return
+        try:
+            running.save(self._data, running.this_process_starting(since_ms=since_ms, waits_for=waits_for))
+        except OSError as error:
+            logger.warning("could not write %s: %s", self._data / running.RUN_FOLDER, error)
 
     def _save(self) -> None:
         if self._server is None:

@@ -116,7 +116,9 @@ def test_another_compactor_came_first(twin: Twin) -> None:
 
     def compact_too() -> None:
         other = Compactor(InlineEngine(), config=twin.log.config, clock=twin.clock, leases=twin.log._leases)
-        target = Target(table=twin.table, settings=twin.topic.settings, log_ends={0: 9})
+        target = Target(
+            topic=twin.topic.name, table=twin.table, settings=twin.topic.settings, log_ends={0: 9}
+        )
         assert len(other.run([target]).partitions) == 1
 
     meanwhile(twin, compact_too)
@@ -284,7 +286,9 @@ def test_keys_that_fit_nowhere_are_reported_and_the_others_go_on(tmp_path: Path)
                 )
 
         compactor = Compactor(Tiny(), config=config, clock=twin.clock, leases=twin.log._leases)
-        report = compactor.run([Target(table=twin.table, settings=twin.topic.settings, log_ends={})])
+        report = compactor.run(
+            [Target(topic=twin.topic.name, table=twin.table, settings=twin.topic.settings, log_ends={})]
+        )
         assert "compaction.task.memory.bytes" in str(report.partitions[0].problem)
         assert report.partitions[1].problem is None
 
@@ -598,7 +602,9 @@ def overtaking(twin: Twin) -> Callable[[], None]:
 
     def act() -> None:
         other = Compactor(InlineEngine(), config=twin.log.config, clock=twin.clock, leases=twin.log._leases)
-        target = Target(table=twin.table, settings=twin.topic.settings, log_ends={0: 9})
+        target = Target(
+            topic=twin.topic.name, table=twin.table, settings=twin.topic.settings, log_ends={0: 9}
+        )
         assert not other.run([target]).problems
 
     return act

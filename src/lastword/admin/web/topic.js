@@ -173,6 +173,9 @@ function dryRun(result) {
 function compacted(result) {
   const problems = result.partitions.filter((each) => each.problem).map((each) => ` Partition ${each.partition}: ${each.problem}`);
   if (result.nothing_to_compact) return sentence(result.nothing_to_compact);
+  // What failed whole was not done, and is shown in red as any other error.
+  const failed = result.failed_topics.map((each) => each.problem);
+  if (failed.length || problems.length === result.partitions.length) throw new Error(`Not compacted: ${[...failed, ...problems.map((each) => each.trim())].join("; ")}`);
   const total = result.total;
   return [`Compacted in ${duration(result.duration_s * 1000)}: ${count(total.records_before)} → ${plural(total.records_after, "record")}, ${bytes(total.bytes_before)} → ${bytes(total.bytes_after)}.`, problems];
 }
