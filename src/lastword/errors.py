@@ -71,7 +71,15 @@ class ForeignFolderError(InvalidError):
 
 
 class InvalidRecordError(InvalidError):
-    """A record, or a batch of them, breaks a rule of its topic or of the format."""
+    """A record, or a batch of them, breaks a rule of its topic or of the format.
+
+    Where single records of a batch are the reason, `records` names them: their places in the batch, with what is
+    wrong, at most the first thousand.
+    """
+
+    def __init__(self, message: str, *, records: tuple[tuple[int, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.records = records
 
 
 class InvalidTimestampError(InvalidRecordError):

@@ -14,9 +14,10 @@ reader, it goes on at the log start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -164,28 +165,38 @@ class PartitionReader:
         return None
 
     def _find_latest(self, snapshot: Snapshot) -> tuple[int, int] | None:
-        extent = self.extent(snapshot)
-        segments = self.table.plan(snapshot, self.partition, extent.log_start)
-        latest = max(segments, key=lambda each: each.max_timestamp_ms, default=None)
-        best = None if latest is None else latest.max_timestamp_ms
-        best_batch = None
-        offset = max(snapshot.positions[self.partition].sealed_end, extent.log_start)
-        while placed := self._wal.read(offset, max_bytes=TAIL_BYTES):
-            for each in placed:
-                if best is None or each.header.max_timestamp_ms > best:
-                    best, best_batch = each.header.max_timestamp_ms, each
-            offset = placed[-1].header.next_offset
-        if best is None:
-            return None
-        if best_batch is not None:
-            batches = decode([best_batch], from_offset=extent.log_start)
-        else:
-            assert latest is not None
-            batches = self.table.read(latest, ["offset", "timestamp"], extent.log_start)
-        for records in batches:
-            if (found := first_not_older(records, best)) is not None:
+        log_start = self.extent(snapshot).log_start
+        latest_ms, latest = NO_TIMESTAMP_MS, None
+        for first_offset, bound_ms, read in self._latest_bounds(snapshot, log_start):
+            if bound_ms <= latest_ms:
+                continue
+            if first_offset < log_start:
+                # The record that its bound speaks of may be deleted.
+                bound_ms = max(map(_latest_ms, read()), default=NO_TIMESTAMP_MS)
+                if bound_ms <= latest_ms:
+                    continue
+            latest_ms, latest = bound_ms, read
+        for records in latest() if latest is not None else ():
+            if (found := first_not_older(records, latest_ms)) is not None:
                 return found
         return None
+
+    def _latest_bounds(
+        self, snapshot: Snapshot, log_start: int
+    ) -> Iterator[tuple[int, int, Callable[[], Iterable[pa.RecordBatch]]]]:
+        """Every segment, then every batch of the tail: its first offset, a bound of its timestamps, its records."""
+        for segment in self.table.plan(snapshot, self.partition, log_start):
+            yield (
+                segment.first_offset,
+                segment.max_timestamp_ms,
+                partial(self.table.read, segment, ["offset", "timestamp"], log_start),
+            )
+        offset = max(snapshot.positions[self.partition].sealed_end, log_start)
+        while placed := self._wal.read(offset, max_bytes=TAIL_BYTES):
+            for each in placed:
+                header = each.header
+                yield header.base_offset, header.max_timestamp_ms, partial(decode, [each], from_offset=offset)
+            offset = placed[-1].header.next_offset
 
     def close(self) -> None:
         self._wal.close()
@@ -250,6 +261,11 @@ def first_not_older(records: pa.RecordBatch, timestamp_ms: int) -> tuple[int, in
         return None
     found_us = records.column("timestamp")[index].cast(pa.int64()).as_py()
     return int(records.column("offset")[index].as_py()), int(found_us) // 1000
+
+
+def _latest_ms(records: pa.RecordBatch) -> int:
+    latest = pc.max(records.column("timestamp").cast(pa.int64())).as_py()
+    return NO_TIMESTAMP_MS if latest is None else int(latest) // 1000
 
 
 def to_records(records: pa.RecordBatch) -> Iterator[Record]:

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
@@ -51,6 +51,9 @@ from tests.support.kafka_clients import (
     admin,
     collected,  # noqa: F401
     create_topic,
+    member,
+    produce,
+    wait_until,
 )
 from tests.support.raw_client import RawClient
 
@@ -485,6 +488,38 @@ class TestCluster:
         assert [(node.id, node.host, node.port) for node in found.nodes] == [(1, "127.0.0.1", broker.port)]
         assert found.controller.id == 1
         assert found.cluster_id == broker.broker.node.cluster_id
+
+    def test_authorized_operations_of_everything(self, broker: RunningBroker) -> None:
+        """Without access control everybody may do everything, and clients that ask are told so."""
+        client = admin(broker.address)
+        create_topic(broker.address, "t")
+        produce(broker.address, "t", ["a"])
+        with member(broker.address, "g", "t") as consumer:
+            wait_until(lambda: consumer.poll(0.1) is not None, "a record has come")
+            (topic,) = client.describe_topics(
+                TopicCollection(["t"]), include_authorized_operations=True
+            ).values()
+            assert {each.name for each in topic.result(PATIENCE_S).authorized_operations} == {
+                *(
+                    "READ",
+                    "WRITE",
+                    "CREATE",
+                    "DELETE",
+                    "ALTER",
+                    "DESCRIBE",
+                    "DESCRIBE_CONFIGS",
+                    "ALTER_CONFIGS",
+                )
+            }
+            (group,) = client.describe_consumer_groups(["g"], include_authorized_operations=True).values()
+            assert {each.name for each in group.result(PATIENCE_S).authorized_operations} == {
+                *("READ", "DELETE", "DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+            }
+        cluster = client.describe_cluster(include_authorized_operations=True).result(PATIENCE_S)
+        assert {each.name for each in cluster.authorized_operations} == {
+            *("CREATE", "ALTER", "DESCRIBE", "CLUSTER_ACTION", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"),
+            "IDEMPOTENT_WRITE",
+        }
 
     def test_where_it_listens_at_all_addresses_clients_are_told_the_one_that_they_reached(
         self, tmp_path: Path

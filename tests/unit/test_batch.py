@@ -143,7 +143,6 @@ def test_good_batch_is_valid(compression: Compression) -> None:
 BROKEN: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "shorter than a header": (lambda b: b[:60], "60 bytes"),
     "cut": (lambda b: b[:-1], "says it has"),
-    "something behind it": (lambda b: b + b"x", "1 bytes follow the batch"),
     "wrong CRC": (lambda b: b[:-1] + b"\x7f", "CRC"),
     "control batch": (lambda b: patched(b, 21, ">h", 0x20), "control"),
     "transactional": (lambda b: patched(b, 21, ">h", 0x10), "transactions"),
@@ -168,6 +167,17 @@ def test_broken_batch_is_refused(case: str) -> None:
     damage, message = BROKEN[case]
     with pytest.raises(BadBatchError, match=message):
         batches.validate(damage(make()), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [(b"", "there is no batch"), (make() + b"x", "1 bytes follow"), (make() * 2, "follow")],
+)
+def test_anything_but_one_batch_is_invalid_not_corrupt(sent: bytes, message: str) -> None:
+    """Clients send what is corrupt again."""
+    with pytest.raises(InvalidRecordError, match=message) as error:
+        batches.validate(sent, LIMITS)
+    assert not isinstance(error.value, BadBatchError)
 
 
 # One record: length, attributes, timestamp delta, offset delta, key, value, headers.
@@ -278,6 +288,30 @@ def test_wrong_max_timestamp_can_be_corrected() -> None:
         max_timestamp_ms=header.max_timestamp_ms,
     )
     assert placed == make()
+
+
+def test_every_record_that_is_refused_is_named() -> None:
+    records = [replace(RECORDS[0], key=key) for key in (b"a", None, b"c", None)]
+    with pytest.raises(InvalidRecordError) as error:
+        batches.validate(make(records), replace(LIMITS, null_key_allowed=False))
+    text = "the key is null; the topic asks for a key"
+    assert error.value.records == ((1, text), (3, text))
+    assert str(error.value) == f"record 1: {text}; records of the batch that are refused: 2"
+
+
+def test_a_wrong_time_is_told_before_anything_else() -> None:
+    records = [replace(RECORDS[0], key=None), replace(RECORDS[0], timestamp_ms=NOW_MS - 10_000)]
+    limits = replace(LIMITS, null_key_allowed=False, timestamp_before_max_ms=1_000)
+    with pytest.raises(InvalidTimestampError) as error:
+        batches.validate(make(records), limits)
+    assert [record for record, _ in error.value.records] == [0, 1]
+
+
+def test_of_a_large_batch_a_thousand_records_are_named() -> None:
+    records = [replace(RECORDS[0], key=None)] * 3000
+    with pytest.raises(InvalidRecordError) as error:
+        batches.validate(make(records), replace(LIMITS, null_key_allowed=False, max_message_bytes=1 << 20))
+    assert [record for record, _ in error.value.records] == list(range(1000))
 
 
 def test_null_keys() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,28 @@ def three_parts(log: Log, **own: object) -> Topic:
     roll(topic)
     fill(topic, 9, 12)
     return topic
+
+
+class TestLatest:
+    @pytest.mark.parametrize("is_sealed", [True, False])
+    def test_a_deleted_record_is_not_the_latest(self, log: Log, clock: ManualClock, is_sealed: bool) -> None:
+        """The bounds of the segment, and of the batch, that the log start lies in still speak of it."""
+        topic = log.create_topic("t")
+        now_ms = clock.now_ms()
+        times = [now_ms, now_ms - 500, now_ms - 400, now_ms - 400]
+        topic.append_many([NewRecord(key=b"k", value=b"v", timestamp_ms=each) for each in times])
+        if is_sealed:
+            topic.seal()
+        with closing(topic.partition_reader(0)) as reader:
+            assert reader.find_latest() == (0, now_ms)
+            topic.delete_records({0: 1})
+            assert reader.find_latest() == (2, now_ms - 400)
+            topic.delete_records({0: 3})
+            assert reader.find_latest() == (3, now_ms - 400)
+            topic.delete_records({0: 4})
+            assert reader.find_latest() is None
+            topic.append(b"k", b"v", timestamp_ms=now_ms - 900)
+            assert reader.find_latest() == (4, now_ms - 900)
 
 
 class TestStart:

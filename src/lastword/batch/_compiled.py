@@ -335,12 +335,14 @@ def _has_version(data: _Bytes, start: int, count: int, name: _Bytes, form: int) 
 
 @_compiled(
     types.Tuple((int64, int64, int64))(
-        _DATA, _INDEX, int64, int64, types.boolean, types.boolean, int64, int64, types.boolean, _DATA, int64
+        _DATA, _INDEX, int64, int64, int64, types.boolean, types.boolean, int64, int64, types.boolean, _DATA,
+        int64,
     )
-)
+)  # fmt: skip
 def check(
     data: _Bytes,
     index: _Int64s,
+    first: int,
     count: int,
     base_timestamp: int,
     gaps_allowed: bool,
@@ -351,9 +353,9 @@ def check(
     version_name: _Bytes,
     version_format: int,
 ) -> tuple[int, int, int]:
-    """A topic's rules. Returns what is wrong, the record it is wrong with, and the largest timestamp."""
+    """A topic's rules, from a record on. Returns what is wrong, with which record, and the largest timestamp."""
     largest = int64(NO_TIMESTAMP)
-    for record in range(count):
+    for record in range(first, count):
         if not gaps_allowed and index[record, OFFSET_DELTA] != record:
             return int64(BAD_OFFSET_DELTA), int64(record), largest
         if timestamps_checked:

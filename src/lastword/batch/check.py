@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 
 from lastword.batch.compression import BadBatchError, Buffer, check_frame
-from lastword.batch.header import HEADER_BYTES, BatchHeader, check_crc, only_header
+from lastword.batch.header import HEADER_BYTES, BatchHeader, check_crc, whole_header
 from lastword.batch.walk import Walked, walk
 from lastword.errors import InvalidRecordError, InvalidTimestampError, RecordTooLargeError
 from lastword.record import NO_TIMESTAMP_MS, TimestampType
@@ -18,6 +18,9 @@ VersionFormat = Literal["long", "text"]
 
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
+MAX_RECORDS_NAMED: Final = 1000
+"""So many records of a refused batch are named: the answer must not be much larger than the batch."""
+
 _DECIMAL: Final = re.compile(rb"[+-]?[0-9]+")
 
 
@@ -45,7 +48,7 @@ class Limits:
 
 def validate(batch: Buffer, limits: Limits) -> BatchHeader:
     """Checks one whole batch as it came from a producer, and returns its header."""
-    header = only_header(batch)
+    header = _one_header(batch)
     if header.size_bytes > limits.max_message_bytes:
         raise RecordTooLargeError(
             f"the batch has {header.size_bytes} bytes; max.message.bytes allows {limits.max_message_bytes}"
@@ -62,6 +65,18 @@ def validate(batch: Buffer, limits: Limits) -> BatchHeader:
     raise BadBatchError(
         f"the header's max timestamp is {header.max_timestamp_ms}; the largest of its records is {largest_ms}"
     )
+
+
+def _one_header(batch: Buffer) -> BatchHeader:
+    """The header of the one batch that is expected. Kafka calls none, and several, invalid, not corrupt."""
+    if len(batch) == 0:
+        raise InvalidRecordError("there is no batch; exactly one is allowed")
+    header = whole_header(batch)
+    if header.size_bytes != len(batch):
+        raise InvalidRecordError(
+            f"{len(batch) - header.size_bytes} bytes follow the batch; exactly one is allowed"
+        )
+    return header
 
 
 def parse_version(value: bytes | None, version_format: VersionFormat) -> int | None:
@@ -112,52 +127,79 @@ def _check_records(walked: Walked, limits: Limits) -> int:
             _compiled.VERSION_LONG if limits.version_header[1] == "long" else _compiled.VERSION_TEXT
         )
     before_ms, after_ms = limits.timestamp_before_max_ms, limits.timestamp_after_max_ms
-    code, record, largest_ms = _compiled.check(
-        walked.data,
-        walked.index,
-        walked.header.record_count,
-        walked.header.base_timestamp_ms,
-        limits.gaps_allowed,
-        not limits.log_append_time,
-        _INT64_MIN if before_ms is None else max(_INT64_MIN, limits.now_ms - before_ms),
-        _INT64_MAX if after_ms is None else min(_INT64_MAX, limits.now_ms + after_ms),
-        limits.null_key_allowed,
-        np.frombuffer(version_name, np.uint8),
-        version_format,
-    )
+    oldest_ms = _INT64_MIN if before_ms is None else max(_INT64_MIN, limits.now_ms - before_ms)
+    newest_ms = _INT64_MAX if after_ms is None else min(_INT64_MAX, limits.now_ms + after_ms)
+    name = np.frombuffer(version_name, np.uint8)
+
+    def check(first: int) -> tuple[int, int, int]:
+        """The first record from there on that breaks a rule."""
+        return _compiled.check(
+            walked.data,
+            walked.index,
+            first,
+            walked.header.record_count,
+            walked.header.base_timestamp_ms,
+            limits.gaps_allowed,
+            not limits.log_append_time,
+            oldest_ms,
+            newest_ms,
+            limits.null_key_allowed,
+            name,
+            version_format,
+        )
+
+    code, record, largest_ms = check(0)
     if code != _compiled.FINE:
-        raise _broken_rule(code, record, walked, limits)
+        broken: list[tuple[int, int]] = []
+        while code not in (_compiled.FINE, _compiled.BAD_OFFSET_DELTA) and len(broken) < MAX_RECORDS_NAMED:
+            broken.append((code, record))
+            code, record, _ = check(record + 1)
+        if not broken or code == _compiled.BAD_OFFSET_DELTA:
+            raise BadBatchError(
+                f"record {record}: the offset delta is {walked.index[record, _compiled.OFFSET_DELTA]}; "
+                f"it must be {record}"
+            )
+        raise _broken_rules(broken, walked, limits)
     return largest_ms
 
 
-def _broken_rule(code: int, record: int, walked: Walked, limits: Limits) -> InvalidRecordError:
+def _broken_rules(broken: list[tuple[int, int]], walked: Walked, limits: Limits) -> InvalidRecordError:
+    """The error for the records of a batch that break rules, each of which it names."""
     from lastword.batch import _compiled
 
-    found = walked.index[record].tolist()
-    timestamp_ms = walked.header.base_timestamp_ms + found[_compiled.TIMESTAMP_DELTA]
+    records = tuple((record, _broken_rule(code, record, walked, limits)) for code, record in broken)
+    first, text = records[0]
+    message = f"record {first}: {text}"
+    if len(records) > 1:
+        message += f"; records of the batch that are refused: {len(records)}"
+    # As Kafka: a wrong time is told before anything else.
+    is_time = any(code not in (_compiled.NULL_KEY, _compiled.NO_VERSION) for code, _ in broken)
+    return (InvalidTimestampError if is_time else InvalidRecordError)(message, records=records)
+
+
+def _broken_rule(code: int, record: int, walked: Walked, limits: Limits) -> str:
+    from lastword.batch import _compiled
+
+    timestamp_ms = walked.header.base_timestamp_ms + int(walked.index[record, _compiled.TIMESTAMP_DELTA])
     match code:
-        case _compiled.BAD_OFFSET_DELTA:
-            return BadBatchError(
-                f"record {record}: the offset delta is {found[_compiled.OFFSET_DELTA]}; it must be {record}"
-            )
         case _compiled.BAD_TIMESTAMP:
-            return InvalidTimestampError(
-                f"record {record}: timestamp {timestamp_ms} can't be stored; {NO_TIMESTAMP_MS} (none) to"
+            return (
+                f"timestamp {timestamp_ms} can't be stored; {NO_TIMESTAMP_MS} (none) to"
                 f" {_compiled.MAX_TIMESTAMP_MS} is allowed"
             )
         case _compiled.TIMESTAMP_TOO_OLD:
-            return InvalidTimestampError(
-                f"record {record}: timestamp {timestamp_ms} is more than {limits.timestamp_before_max_ms} ms"
+            return (
+                f"timestamp {timestamp_ms} is more than {limits.timestamp_before_max_ms} ms"
                 f" before now ({limits.now_ms}), which message.timestamp.before.max.ms does not allow"
             )
         case _compiled.TIMESTAMP_TOO_NEW:
-            return InvalidTimestampError(
-                f"record {record}: timestamp {timestamp_ms} is more than {limits.timestamp_after_max_ms} ms"
+            return (
+                f"timestamp {timestamp_ms} is more than {limits.timestamp_after_max_ms} ms"
                 f" after now ({limits.now_ms}), which message.timestamp.after.max.ms does not allow"
             )
         case _compiled.NULL_KEY:
-            return InvalidRecordError(f"record {record}: the key is null; the topic asks for a key")
+            return "the key is null; the topic asks for a key"
     assert limits.version_header is not None
     name, version_format = limits.version_header
     allowed = "8 bytes, big-endian" if version_format == "long" else "a decimal number of 64 bits"
-    return InvalidRecordError(f"record {record}: header {name!r} must be there and be {allowed}")
+    return f"header {name!r} must be there and be {allowed}"

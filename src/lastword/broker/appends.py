@@ -23,7 +23,7 @@ from lastword import batch, metrics
 from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.partitions import TopicView
 from lastword.clock import Clock
-from lastword.errors import LastwordError
+from lastword.errors import InvalidRecordError, LastwordError
 from lastword.topic import Topic
 from lastword.wal.writer import PartitionWriter, Produced
 
@@ -48,6 +48,8 @@ class Append:
     message: str | None = None
     base_offset: int = -1
     append_time_ms: int = -1
+    record_errors: tuple[tuple[int, str], ...] = ()
+    """Records of the batch that are the reason why it was refused, and what is wrong with each."""
 
 
 class Appends:
@@ -196,6 +198,7 @@ def _fail(append: Append, error: Exception) -> None:
     append.code = code_of(error)
     append.message = str(error) if isinstance(error, LastwordError) else None
     append.base_offset = append.append_time_ms = -1
+    append.record_errors = error.records if isinstance(error, InvalidRecordError) else ()
 
 
 def _deliver(appends: Sequence[Append]) -> None:

@@ -11,12 +11,13 @@ from kafka.protocol.admin import (
     DescribeAclsResponse,
     DescribeClusterResponse,
     DescribeLogDirsResponse,
+    DescribeQuorumResponse,
     DescribeTopicPartitionsResponse,
-    ListPartitionReassignmentsResponse,
 )
 
+from lastword.broker.authorized import ON_CLUSTER, ON_TOPIC, bits, if_asked
 from lastword.broker.errors import ErrorCode
-from lastword.broker.node import Node
+from lastword.broker.node import LISTENER, Node
 from lastword.broker.nulls import refusing_nulls
 from lastword.broker.wire import Handler, Peer, Request
 from lastword.config import is_internal
@@ -25,12 +26,14 @@ from lastword.topic import Topic
 
 DESCRIBE_ACLS: Final = 29
 DESCRIBE_LOG_DIRS: Final = 35
-LIST_PARTITION_REASSIGNMENTS: Final = 46
+DESCRIBE_QUORUM: Final = 55
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
 
 MAX_PARTITIONS_A_PAGE: Final = 2000
 _BROKERS: Final = 1
+_CONTROLLERS: Final = 2
+_METADATA_LOG: Final = ("__cluster_metadata", 0)
 
 
 class ClusterHandlers:
@@ -44,7 +47,7 @@ class ClusterHandlers:
             {
                 DESCRIBE_ACLS: self._describe_acls,
                 DESCRIBE_LOG_DIRS: self._describe_log_dirs,
-                LIST_PARTITION_REASSIGNMENTS: self._list_reassignments,
+                DESCRIBE_QUORUM: self._describe_quorum,
                 DESCRIBE_CLUSTER: self._describe_cluster,
                 DESCRIBE_TOPIC_PARTITIONS: self._describe_topic_partitions,
             }
@@ -53,21 +56,22 @@ class ClusterHandlers:
     async def _describe_cluster(self, request: Request, peer: Peer) -> Any:
         node = self._node
         kind = request.message.endpoint_type if request.api_version >= 1 else _BROKERS
-        is_known = kind == _BROKERS
+        if kind != _BROKERS:
+            return _no_such_endpoints(kind)
+        host, port = node.place_for(peer)
         return DescribeClusterResponse(
             throttle_time_ms=0,
-            error_code=int(ErrorCode.NONE if is_known else ErrorCode.INVALID_REQUEST),
-            error_message=None if is_known else "There are no controllers here; 1 asks for brokers.",
+            error_code=int(ErrorCode.NONE),
+            error_message=None,
             endpoint_type=_BROKERS,
             cluster_id=node.cluster_id,
             controller_id=node.node_id,
             brokers=[
                 DescribeClusterResponse.DescribeClusterBroker(
-                    broker_id=node.node_id, host=node.host_for(peer), port=node.port, rack=None
+                    broker_id=node.node_id, host=host, port=port, rack=None
                 )
-            ]
-            if is_known
-            else [],
+            ],
+            authorized_operations=if_asked(ON_CLUSTER, request.message.include_cluster_authorized_operations),
         )
 
     async def _describe_acls(self, _request: Request, _peer: Peer) -> Any:
@@ -78,15 +82,70 @@ class ClusterHandlers:
             resources=[],
         )
 
-    async def _list_reassignments(self, _request: Request, _peer: Peer) -> Any:
-        return ListPartitionReassignmentsResponse(
-            throttle_time_ms=0, error_code=int(ErrorCode.NONE), error_message=None, topics=[]
+    # -------------------------------------------------------------------------------------------- quorum
+
+    async def _describe_quorum(self, request: Request, peer: Peer) -> Any:
+        """A quorum of one. What Kafka keeps in its metadata log lies in the catalog here, so that log is empty."""
+        topics = [
+            DescribeQuorumResponse.TopicData(
+                topic_name=topic.topic_name,
+                partitions=[self._quorum_of(topic.topic_name, each) for each in topic.partitions],
+            )
+            for topic in request.message.topics
+        ]
+        is_described = any(each.error_code == 0 for topic in topics for each in topic.partitions)
+        return DescribeQuorumResponse(
+            error_code=int(ErrorCode.NONE),
+            error_message="",
+            topics=topics,
+            nodes=[self._quorum_node(peer)] if is_described else [],
+        )
+
+    def _quorum_of(self, topic: str, wanted: Any) -> Any:
+        partition_class = DescribeQuorumResponse.TopicData.PartitionData
+        if (topic, wanted.partition_index) != _METADATA_LOG:
+            return partition_class(
+                partition_index=wanted.partition_index,
+                error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+                error_message=f"Only {_METADATA_LOG[0]}-{_METADATA_LOG[1]} has a quorum.",
+                leader_id=0,
+                leader_epoch=0,
+                high_watermark=0,
+                current_voters=[],
+                observers=[],
+            )
+        now_ms = self._node.clock.now_ms()
+        return partition_class(
+            partition_index=wanted.partition_index,
+            error_code=int(ErrorCode.NONE),
+            error_message="",
+            leader_id=self._node.node_id,
+            leader_epoch=0,
+            high_watermark=0,
+            current_voters=[
+                partition_class.ReplicaState(
+                    replica_id=self._node.node_id,
+                    replica_directory_id=None,
+                    log_end_offset=0,
+                    last_fetch_timestamp=now_ms,
+                    last_caught_up_timestamp=now_ms,
+                )
+            ],
+            observers=[],
+        )
+
+    def _quorum_node(self, peer: Peer) -> Any:
+        node_class = DescribeQuorumResponse.Node
+        host, port = self._node.place_for(peer)
+        return node_class(
+            node_id=self._node.node_id,
+            listeners=[node_class.Listener(name=LISTENER, host=host, port=port)],
         )
 
     # ------------------------------------------------------------------------------------------- folders
 
     async def _describe_log_dirs(self, request: Request, _peer: Peer) -> Any:
-        """The folder of the WAL. What is sealed lies in the warehouse, which need not be on this machine."""
+        """The folder of the WAL, with what each partition has in it."""
         wanted = request.message.topics
         names = self._node.topic_names(include_internal=True)
         partitions: dict[str, set[int] | None] = dict.fromkeys(names)
@@ -94,8 +153,7 @@ class ClusterHandlers:
             partitions = {each.topic: set(each.partitions) for each in wanted if each.topic in names}
         topics = [self._node.topic(name) for name in partitions]
         sizes = await self._node.call_slow(_wal_sizes, topics)
-        folder = self._node.log.path
-        usage = await self._node.call_slow(shutil.disk_usage, folder)
+        usage = await self._node.call_slow(shutil.disk_usage, self._node.log.path)
         result_class = DescribeLogDirsResponse.DescribeLogDirsResult
         topic_class = result_class.DescribeLogDirsTopic
         return DescribeLogDirsResponse(
@@ -104,7 +162,7 @@ class ClusterHandlers:
             results=[
                 result_class(
                     error_code=int(ErrorCode.NONE),
-                    log_dir=str(folder / "wal"),
+                    log_dir=self._node.wal_folder,
                     topics=[
                         topic_class(
                             name=name,
@@ -169,6 +227,7 @@ class ClusterHandlers:
                 topic_id=UUID(int=0),
                 is_internal=is_internal(name),
                 partitions=[],
+                topic_authorized_operations=bits(ON_TOPIC),
             )
             return failed, first, first
         end = min(topic.partitions, first + limit)
@@ -193,8 +252,25 @@ class ClusterHandlers:
                 )
                 for index in range(first, end)
             ],
+            topic_authorized_operations=bits(ON_TOPIC),
         )
         return described, max(end, first), topic.partitions
+
+
+def _no_such_endpoints(kind: int) -> Any:
+    """Only brokers can be asked for: those who ask a broker for its controllers have the wrong address."""
+    is_other = kind == _CONTROLLERS
+    return DescribeClusterResponse(
+        throttle_time_ms=0,
+        error_code=int(
+            ErrorCode.MISMATCHED_ENDPOINT_TYPE if is_other else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+        ),
+        error_message=f"There are no endpoints of the type {kind} here; {_BROKERS} asks for brokers.",
+        endpoint_type=_BROKERS,
+        cluster_id="",
+        controller_id=-1,
+        brokers=[],
+    )
 
 
 def _wal_sizes(topics: Sequence[Topic]) -> dict[str, dict[int, int]]:

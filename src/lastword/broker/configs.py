@@ -1,8 +1,9 @@
-"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs.
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources.
 
 A topic's settings can be changed while the broker runs, those of the broker only in its file. Kafka knows no
 namespaces: a setting that comes from one is shown as one of the broker's. Settings of Kafka's that mean nothing here
-(kafka_settings.py) are shown as what holds, and as read-only.
+(kafka_settings.py) are shown as what holds, and as read-only. Kafka's settings of groups are those of protocols that
+are not served: a group has none. Nor are there metrics that clients are asked for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kafka.protocol.admin import (
     AlterConfigsResponse,
     DescribeConfigsResponse,
     IncrementalAlterConfigsResponse,
+    ListConfigResourcesResponse,
 )
 
 from lastword.broker.errors import ErrorCode, code_of
@@ -45,9 +47,14 @@ logger = logging.getLogger(__name__)
 DESCRIBE_CONFIGS: Final = 32
 ALTER_CONFIGS: Final = 33
 INCREMENTAL_ALTER_CONFIGS: Final = 44
+LIST_CONFIG_RESOURCES: Final = 74
 
 _TOPIC: Final = 2
 _BROKER: Final = 4
+_BROKER_LOGGER: Final = 8
+_CLIENT_METRICS: Final = 16
+_GROUP: Final = 32
+_RESOURCE_TYPES: Final = (_TOPIC, _BROKER, _BROKER_LOGGER, _CLIENT_METRICS, _GROUP)
 
 
 class Source(IntEnum):
@@ -121,7 +128,30 @@ class ConfigHandlers:
                 DESCRIBE_CONFIGS: self._describe_configs,
                 ALTER_CONFIGS: self._alter_configs,
                 INCREMENTAL_ALTER_CONFIGS: self._incremental_alter_configs,
+                LIST_CONFIG_RESOURCES: self._list_resources,
             }
+        )
+
+    # ---------------------------------------------------------------------------------------------- list
+
+    async def _list_resources(self, request: Request, _peer: Peer) -> Any:
+        """The resources whose settings can be asked for. In version 0 those are metrics of clients alone."""
+        wanted = set(request.message.resource_types) if request.api_version >= 1 else {_CLIENT_METRICS}
+        is_known = wanted <= set(_RESOURCE_TYPES)
+        names = {
+            _BROKER: [str(self._node.node_id)],
+            _TOPIC: self._node.topic_names(include_internal=True),
+        }
+        resource_class = ListConfigResourcesResponse.ConfigResource
+        return ListConfigResourcesResponse(
+            throttle_time_ms=0,
+            error_code=int(ErrorCode.NONE if is_known else ErrorCode.UNSUPPORTED_VERSION),
+            config_resources=[
+                resource_class(resource_name=name, resource_type=kind)
+                for kind, own in names.items()
+                if is_known and (not wanted or kind in wanted)
+                for name in own
+            ],
         )
 
     # ------------------------------------------------------------------------------------------ describe
@@ -161,6 +191,9 @@ class ConfigHandlers:
         if resource.resource_type == _BROKER:
             # The empty name stands for what was set for all brokers while they ran. Nothing can be.
             return described_broker_config(config) if self._check_broker(resource.resource_name) else []
+        if resource.resource_type == _GROUP:
+            _check_group(resource.resource_name)
+            return []
         raise _no_such_resource(resource.resource_type)
 
     # --------------------------------------------------------------------------------------------- alter
@@ -221,6 +254,13 @@ class ConfigHandlers:
             raise InvalidError(
                 f"Settings of the broker can't be changed while it runs: {names}. "
                 f"Change them in its configuration file and start it again."
+            )
+        if resource.resource_type == _GROUP:
+            _check_group(resource.resource_name)
+            names = ", ".join(sorted({each.name for each in resource.configs}))
+            raise InvalidConfigError(
+                f"group {resource.resource_name!r} has no settings, so it has no {names}: groups have the classic "
+                f"protocol, in which each member brings its own."
             )
         raise _no_such_resource(resource.resource_type)
 
@@ -283,6 +323,11 @@ class ConfigHandlers:
         if name not in ("", str(self._node.node_id)):
             raise InvalidError(f"There is no broker {name!r}; there is one, {self._node.node_id}.")
         return name != ""
+
+
+def _check_group(name: str) -> None:
+    if name == "":
+        raise InvalidError("A group must be named: there are no settings for all of them.")
 
 
 def _no_such_resource(resource_type: int) -> InvalidError:

@@ -64,6 +64,7 @@ class ErrorCode(IntEnum):
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     SECURITY_DISABLED = 54
     KAFKA_STORAGE_ERROR = 56
+    LOG_DIR_NOT_FOUND = 57
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
     FENCED_LEADER_EPOCH = 74
@@ -72,9 +73,13 @@ class ErrorCode(IntEnum):
     MEMBER_ID_REQUIRED = 79
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
+    ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
     GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
     UNKNOWN_TOPIC_ID = 100
+    MISMATCHED_ENDPOINT_TYPE = 114
+    UNSUPPORTED_ENDPOINT_TYPE = 115
 
 
 # The first that an error is an instance of counts: the narrower ones come first.
@@ -102,8 +107,18 @@ _CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
 )
 
 
+class RefusedError(InvalidError):
+    """A request that Kafka has a code of its own for."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def code_of(error: Exception) -> ErrorCode:
     """Kafka's code for an error of ours."""
+    if isinstance(error, RefusedError):
+        return error.code
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

@@ -8,11 +8,12 @@ from uuid import UUID
 
 from kafka.protocol.metadata import MetadataResponse
 
+from lastword.broker.authorized import ON_CLUSTER, ON_TOPIC, if_asked
 from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.node import Node
 from lastword.broker.wire import Handler, Peer, Request
-from lastword.config import is_internal
-from lastword.errors import LastwordError, UnknownTopicError
+from lastword.config import check_topic_name, is_internal
+from lastword.errors import InvalidError, UnknownTopicError
 from lastword.topic import Topic
 
 logger = logging.getLogger(__name__)
@@ -43,20 +44,24 @@ class MetadataHandler:
             may_create = node.config.auto_create_topics_enable and (
                 version < 4 or bool(message.allow_auto_topic_creation)
             )
-            topics = [await self._answered(each, version, may_create=may_create) for each in wanted]
+            topics = [self._answered(each, version, may_create=may_create) for each in wanted]
+        if version >= 8:
+            for topic in topics:
+                topic.authorized_operations = if_asked(ON_TOPIC, message.include_topic_authorized_operations)
+        of_cluster = 8 <= version <= 10 and message.include_cluster_authorized_operations
+        host, port = node.place_for(peer)
         return MetadataResponse(
             throttle_time_ms=0,
             brokers=[
-                MetadataResponse.MetadataResponseBroker(
-                    node_id=node.node_id, host=node.host_for(peer), port=node.port, rack=None
-                )
+                MetadataResponse.MetadataResponseBroker(node_id=node.node_id, host=host, port=port, rack=None)
             ],
             cluster_id=node.cluster_id,
             controller_id=node.node_id,
             topics=topics,
+            authorized_operations=if_asked(ON_CLUSTER, of_cluster),
         )
 
-    async def _answered(self, wanted: Any, version: int, *, may_create: bool) -> Any:
+    def _answered(self, wanted: Any, version: int, *, may_create: bool) -> Any:
         topic_id = wanted.topic_id if version >= 10 else None
         if wanted.name is None:
             try:
@@ -65,17 +70,21 @@ class MetadataHandler:
                 return _failed(None, ErrorCode.UNKNOWN_TOPIC_ID, topic_id or NO_ID)
         name = wanted.name
         try:
-            try:
-                return self._of(self._node.topic(name))
-            except UnknownTopicError:
-                if not may_create:
-                    raise
-                return self._of(await self._node.auto_create(name))
+            return self._of(self._node.topic(name))
         except UnknownTopicError:
-            return _failed(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        except LastwordError as error:
-            logger.warning("topic %r can't be created for a client: %s", name, error)
-            return _failed(name, code_of(error))
+            return _failed(name, self._missing(name, may_create=may_create))
+
+    def _missing(self, name: str, *, may_create: bool) -> ErrorCode:
+        """The answer for a topic that is not there. If it may be created, that has begun."""
+        try:
+            check_topic_name(name)
+            if may_create:
+                self._node.begin_creating(name)
+        except InvalidError as error:
+            if may_create:
+                logger.warning("topic %r can't be created for a client: %s", name, error)
+            return code_of(error)
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def _described(self, name: str) -> Any:
         try:

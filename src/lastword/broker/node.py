@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 from uuid import UUID
@@ -13,7 +15,7 @@ from uuid import UUID
 from lastword import disk, metrics
 from lastword.broker.wire import Peer
 from lastword.clock import Clock, new_uuid
-from lastword.config import BrokerConfig, check_not_internal, is_internal
+from lastword.config import BrokerConfig, check_new_topic_name, check_not_internal, is_internal
 from lastword.errors import TopicExistsError, UnknownTopicError
 from lastword.folder import CLUSTER_ID_FILE
 from lastword.log import Log
@@ -22,9 +24,12 @@ from lastword.topic import Topic
 P = ParamSpec("P")
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
 
 NODE_ID: Final = 1
 ALL_ADDRESSES: Final = ("0.0.0.0", "::")
+LISTENER: Final = "PLAINTEXT"
+"""The name of the one listener, as Kafka names listeners."""
 
 
 class Node:
@@ -46,11 +51,17 @@ class Node:
         self._short = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker")
         self._slow = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker-slow")
         self._by_id: dict[UUID, Topic] = {}
-        self._creating: dict[str, asyncio.Future[Topic]] = {}
+        self._creating: dict[str, asyncio.Future[None]] = {}
 
-    def host_for(self, peer: Peer) -> str:
+    def place_for(self, peer: Peer) -> tuple[str, int]:
         """Where a client is told to connect to. "All addresses" is none: there it is the one that it has reached."""
-        return peer.reached_at if self.host in ALL_ADDRESSES and peer.reached_at else self.host
+        host = peer.reached_at if self.host in ALL_ADDRESSES and peer.reached_at else self.host
+        return host, self.port
+
+    @property
+    def wal_folder(self) -> str:
+        """The folder that clients are told of. Sealed data lies in the warehouse, which need not be on this machine."""
+        return str(self.log.path / "wal")
 
     @property
     def is_short_of_memory(self) -> bool:
@@ -92,30 +103,32 @@ class Node:
         names = sorted(self.log.opened_topics())
         return names if include_internal else [name for name in names if not is_internal(name)]
 
-    async def auto_create(self, name: str) -> Topic:
-        """The topic of that name, created with the settings for such topics if there is none.
+    def begin_creating(self, name: str) -> None:
+        """Create a topic, with the settings for such topics, behind the answer that it is not there, as Kafka does.
 
-        Those who ask for the same topic meanwhile wait for the same creation.
+        So a client that asks for a topic which was deleted is told that it is gone, and those who want it ask again.
+        InvalidTopicError if it can never be.
         """
         check_not_internal(name, "created")
-        if (topic := self.log.opened_topics().get(name)) is not None:
-            return topic
-        creating = self._creating.get(name)
-        if creating is None:
-            creating = self._creating[name] = asyncio.ensure_future(self.call_slow(self._create, name))
-            creating.add_done_callback(lambda _: self._creating.pop(name, None))
-        return await asyncio.shield(creating)
+        check_new_topic_name(name, list(self.log.opened_topics()))
+        if name not in self._creating:
+            creating = asyncio.ensure_future(self.call_slow(self._create, name))
+            self._creating[name] = creating
+            creating.add_done_callback(partial(self._created, name))
+
+    def _created(self, name: str, creating: asyncio.Future[None]) -> None:
+        del self._creating[name]
+        if not creating.cancelled() and (error := creating.exception()) is not None:
+            logger.warning("topic %r can't be created for a client: %s", name, error)
 
     def close(self) -> None:
         self._short.shutdown(wait=True, cancel_futures=True)
         self._slow.shutdown(wait=True, cancel_futures=True)
 
-    def _create(self, name: str) -> Topic:
+    def _create(self, name: str) -> None:
         settings: dict[str, Any] = dict(self.config.topic_default_config)
-        try:
-            return self.log.create_topic(name, partitions=self.config.num_partitions, config=settings)
-        except TopicExistsError:
-            return self.log.topic(name)
+        with suppress(TopicExistsError):
+            self.log.create_topic(name, partitions=self.config.num_partitions, config=settings)
 
 
 def _cluster_id(log: Log) -> str:

@@ -10,10 +10,11 @@ from kafka.protocol.admin import DeleteRecordsResponse
 from kafka.protocol.consumer import ListOffsetsResponse, OffsetForLeaderEpochResponse
 
 from lastword import metrics
-from lastword.broker.errors import ErrorCode, code_of
+from lastword.broker.errors import ErrorCode, RefusedError, code_of
 from lastword.broker.node import Node
 from lastword.broker.partitions import PartitionView, TopicView, Views
 from lastword.broker.wire import Handler, Peer, Request
+from lastword.config import is_internal
 from lastword.errors import LastwordError
 from lastword.topic import Topic
 
@@ -26,6 +27,9 @@ EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
+
+SINCE_VERSION: Final = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+"""The timestamps that are none, and the versions of ListOffsets from which on they may be asked for."""
 
 NO_OFFSET: Final = -1
 NO_EPOCH: Final = -1
@@ -59,13 +63,17 @@ class OffsetsHandler:
         # One look at a table is enough for all of its partitions.
         looked: set[TopicView] = set()
         for wanted in request.message.topics or ():
-            partitions = [await self._listed(wanted.name, each, looked) for each in wanted.partitions or ()]
+            partitions = [
+                await self._listed(wanted.name, each, request.api_version, looked)
+                for each in wanted.partitions or ()
+            ]
             topics.append(_ListedTopic(name=wanted.name, partitions=partitions))
         return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
 
-    async def _listed(self, name: str, wanted: Any, looked: set[TopicView]) -> Any:
+    async def _listed(self, name: str, wanted: Any, version: int, looked: set[TopicView]) -> Any:
         code, timestamp_ms, offset, epoch = ErrorCode.NONE, -1, NO_OFFSET, NO_EPOCH
         try:
+            _check_timestamp(wanted.timestamp, version)
             view = self._view(name, wanted.partition_index)
             code = _epoch_problem(view, wanted.current_leader_epoch)
             if code is ErrorCode.NONE:
@@ -105,7 +113,7 @@ class OffsetsHandler:
             return (positions.sealed_end - 1, -1) if positions.sealed_end > positions.log_start else None
         if timestamp_ms == MAX_TIMESTAMP:
             return await self._node.call_slow(_find_latest, topic, view.index)
-        return await self._node.call_slow(_find_time, topic, view.index, max(timestamp_ms, 0))
+        return await self._node.call_slow(_find_time, topic, view.index, timestamp_ms)
 
     # ------------------------------------------------------------------------------- OffsetForLeaderEpoch
 
@@ -128,6 +136,9 @@ class OffsetsHandler:
                 epoch, offset = end_of_epoch(
                     view.writer.epochs, wanted.leader_epoch, view.writer.shown.offset
                 )
+                if view.positions is not None and offset != NO_OFFSET:
+                    # What is below the log start belongs to no epoch any more.
+                    offset = max(offset, view.positions.log_start)
         except LastwordError as error:
             code = code_of(error)
         return _EpochEnd(
@@ -148,6 +159,7 @@ class OffsetsHandler:
         index = wanted.partition_index
         try:
             view = self._view(name, index)
+            _check_deletable(view.topic.topic)
             starts = await self._node.call_slow(view.topic.topic.delete_records, {index: wanted.offset})
             log_start = starts[index]
             # Fetches must not show what is deleted now.
@@ -163,15 +175,37 @@ class OffsetsHandler:
 def end_of_epoch(epochs: tuple[tuple[int, int], ...], epoch: int, log_end: int) -> tuple[int, int]:
     """The largest epoch that is not larger than one that is asked for, and where it ends; -1 and -1 if there is none.
 
-    `epochs` are pairs of an epoch and its first offset, oldest first.
+    `epochs` are pairs of an epoch and its first offset, oldest first. One from before the oldest that is known
+    ends where that begins: nothing of it, or of any in between, lies behind that.
     """
-    at = bisect_right(epochs, epoch, key=lambda each: each[0]) - 1
-    if at < 0 or epoch < 0:
+    if epoch == NO_EPOCH:
         return NO_EPOCH, NO_OFFSET
+    at = bisect_right(epochs, epoch, key=lambda each: each[0]) - 1
+    if at < 0:
+        return epoch, epochs[0][1]
     if at == len(epochs) - 1:
         # An epoch that is not known yet has no end; the current one ends where the log does.
         return (epoch, log_end) if epochs[at][0] == epoch else (NO_EPOCH, NO_OFFSET)
     return epochs[at][0], epochs[at + 1][1]
+
+
+def _check_timestamp(timestamp_ms: int, version: int) -> None:
+    if timestamp_ms < 0 and version < SINCE_VERSION.get(timestamp_ms, version + 1):
+        raise RefusedError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"timestamp {timestamp_ms} can't be asked for in version {version}; a time, or one of "
+            f"{', '.join(str(each) for each, since in SINCE_VERSION.items() if since <= version)} can",
+        )
+
+
+def _check_deletable(topic: Topic) -> None:
+    """A compacted topic promises the last word of each key, so only its own rules take records away, as in Kafka."""
+    if topic.settings.compacts and not topic.settings.deletes and not is_internal(topic.name):
+        raise RefusedError(
+            ErrorCode.POLICY_VIOLATION,
+            f"Records of {topic.name!r} can't be deleted: its cleanup.policy is compact; delete and "
+            f"compact,delete allow it.",
+        )
 
 
 def _epoch_problem(view: PartitionView, epoch: int | None) -> ErrorCode:

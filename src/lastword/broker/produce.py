@@ -203,7 +203,12 @@ def _write_result(result: Append, version: int, flexible: bool, put: Callable[[b
     if version >= 5:
         put(_LOG_START.pack(_log_start(result)))
     if version >= 8:
-        put(count_bytes(0, flexible=flexible))
+        put(count_bytes(len(result.record_errors), flexible=flexible))
+        for record, text in result.record_errors:
+            put(_INDEX.pack(record))
+            put(text_bytes(text, flexible=flexible))
+            if flexible:
+                put(b"\0")
         put(text_bytes(result.message, flexible=flexible))
     if flexible:
         put(b"\0")
@@ -211,7 +216,8 @@ def _write_result(result: Append, version: int, flexible: bool, put: Callable[[b
 
 def _log_start(result: Append) -> int:
     """As of the last look at the table; -1, which clients take for 'not known', before the first one."""
-    if result.code is not ErrorCode.NONE or result.view is None:
+    is_refused = result.code is not ErrorCode.NONE and not result.record_errors
+    if is_refused or result.view is None:
         return -1
     snapshot = result.view.snapshot
     if snapshot is None or result.partition >= len(snapshot.positions):

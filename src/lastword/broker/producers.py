@@ -1,4 +1,4 @@
-"""InitProducerId: ids for idempotent producers, each given once.
+"""InitProducerId and DescribeProducers: ids for idempotent producers, each given once, and who uses them.
 
 Ids are taken from a block that was reserved in a file before any of them was given. Killed at any point: the next
 start begins a new block, and the rest of the old one is never used.
@@ -11,15 +11,19 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
+from kafka.protocol.admin import DescribeProducersResponse
 from kafka.protocol.producer import InitProducerIdResponse
 
 from lastword import disk
-from lastword.broker.errors import ErrorCode
+from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.node import Node
+from lastword.broker.nulls import refusing_nulls
 from lastword.broker.wire import Handler, Peer, Request
-from lastword.errors import StorageError
+from lastword.errors import LastwordError, StorageError
+from lastword.wal.producers import ActiveProducer
 
 INIT_PRODUCER_ID: Final = 22
+DESCRIBE_PRODUCERS: Final = 61
 FILE_NAME: Final = "producer.ids"
 BLOCK: Final = 1000
 
@@ -60,7 +64,10 @@ class ProducersHandler:
         self._ids = ProducerIds(node.log.path)
 
     def handlers(self) -> dict[int, Handler]:
-        return {INIT_PRODUCER_ID: self._init_producer_id}
+        return {
+            INIT_PRODUCER_ID: self._init_producer_id,
+            **refusing_nulls({DESCRIBE_PRODUCERS: self._describe_producers}),
+        }
 
     async def _init_producer_id(self, request: Request, _peer: Peer) -> Any:
         if request.message.transactional_id is not None:
@@ -69,6 +76,43 @@ class ProducersHandler:
             return _answer(ErrorCode.NONE, await self._node.call(self._ids.next), 0)
         except StorageError:
             return _answer(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
+
+    # ------------------------------------------------------------------------------------------ describe
+
+    async def _describe_producers(self, request: Request, _peer: Peer) -> Any:
+        topic_class = DescribeProducersResponse.TopicResponse
+        topics = []
+        for wanted in request.message.topics:
+            partitions = [await self._described(wanted.name, each) for each in wanted.partition_indexes]
+            topics.append(topic_class(name=wanted.name, partitions=partitions))
+        return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
+
+    async def _described(self, name: str, index: int) -> Any:
+        code, text, producers = ErrorCode.NONE, None, []
+        try:
+            writer = self._node.topic(name).writer(index)
+            # Read from the WAL if nothing was appended since it was opened.
+            producers = await self._node.call(writer.active_producers)
+        except LastwordError as error:
+            code, text = code_of(error), str(error)
+        return DescribeProducersResponse.TopicResponse.PartitionResponse(
+            partition_index=index,
+            error_code=int(code),
+            error_message=text,
+            active_producers=[_active(each) for each in producers],
+        )
+
+
+def _active(producer: ActiveProducer) -> Any:
+    """A producer as Kafka describes it. Without transactions there is no coordinator, and none is under way."""
+    return DescribeProducersResponse.TopicResponse.PartitionResponse.ProducerState(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        last_sequence=producer.last_sequence,
+        last_timestamp=producer.last_timestamp_ms,
+        coordinator_epoch=-1,
+        current_txn_start_offset=-1,
+    )
 
 
 def _answer(code: ErrorCode, producer_id: int, epoch: int) -> Any:

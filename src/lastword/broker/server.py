@@ -29,6 +29,7 @@ from lastword.broker.offsets import OffsetsHandler
 from lastword.broker.partitions import Views
 from lastword.broker.produce import ProduceHandler
 from lastword.broker.producers import ProducersHandler
+from lastword.broker.replicas import ReplicaHandlers
 from lastword.broker.sealed import SealedData
 from lastword.broker.topics import TopicHandlers
 from lastword.broker.versions import VersionsHandler
@@ -179,7 +180,13 @@ class Broker:
         groups = GroupHandlers(node)
         self.group_service = groups.service
         self._groups = (*self._groups, groups)
-        for each in (groups, TopicHandlers(node), ConfigHandlers(node), ClusterHandlers(node)):
+        for each in (
+            groups,
+            TopicHandlers(node),
+            ConfigHandlers(node),
+            ClusterHandlers(node),
+            ReplicaHandlers(node),
+        ):
             handlers |= each.handlers()
         handlers |= VersionsHandler({*handlers, *fast_handlers}).handlers()
         unknown = set(handlers) - set(APIS)

@@ -15,13 +15,13 @@ from uuid import UUID
 from kafka.protocol.admin import CreatePartitionsResponse, CreateTopicsResponse, DeleteTopicsResponse
 
 from lastword.broker.configs import described_topic_config
-from lastword.broker.errors import ErrorCode, code_of
+from lastword.broker.errors import ErrorCode, RefusedError, code_of
 from lastword.broker.kafka_settings import own_settings
 from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
 from lastword.broker.wire import Handler, Peer, Request
 from lastword.config import check_new_topic_name, check_not_internal, check_topic_config
-from lastword.errors import InvalidError, LastwordError, UnknownTopicError
+from lastword.errors import LastwordError, UnknownTopicError
 from lastword.log import MAX_PARTITIONS
 from lastword.topic import Topic
 
@@ -34,14 +34,6 @@ CREATE_PARTITIONS: Final = 37
 REPLICATION_FACTORS: Final = (-1, 1, 3)
 _FROM_SETTINGS: Final = -1
 _NO_ID: Final = UUID(int=0)
-
-
-class RefusedError(InvalidError):
-    """A request that has a code of its own."""
-
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class TopicHandlers:
@@ -205,7 +197,7 @@ class TopicHandlers:
                         self._node.log.alter_topic, wanted.name, partitions=wanted.count
                     )
             except LastwordError as error:
-                code, text = _code(error), str(error)
+                code, text = code_of(error), str(error)
             results.append(
                 CreatePartitionsResponse.CreatePartitionsTopicResult(
                     name=wanted.name, error_code=int(code), error_message=text
@@ -244,15 +236,11 @@ def _check_count(name: str, count: int) -> None:
         )
 
 
-def _code(error: LastwordError) -> ErrorCode:
-    return error.code if isinstance(error, RefusedError) else code_of(error)
-
-
 def _not_created(name: str, error: LastwordError) -> Any:
     return CreateTopicsResponse.CreatableTopicResult(
         name=name,
         topic_id=_NO_ID,
-        error_code=int(_code(error)),
+        error_code=int(code_of(error)),
         error_message=str(error),
         num_partitions=-1,
         replication_factor=-1,
@@ -264,6 +252,6 @@ def _deleted(name: str | None, topic_id: UUID | None, error: LastwordError | Non
     return DeleteTopicsResponse.DeletableTopicResult(
         name=name,
         topic_id=topic_id or _NO_ID,
-        error_code=int(ErrorCode.NONE if error is None else _code(error)),
+        error_code=int(ErrorCode.NONE if error is None else code_of(error)),
         error_message=None if error is None else str(error),
     )

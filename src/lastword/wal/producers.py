@@ -41,6 +41,16 @@ class SentBatch:
     timestamp_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveProducer:
+    """A producer that a partition knows, as of its last batch."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+
+
 @dataclass(slots=True)
 class _Producer:
     epoch: int
@@ -106,6 +116,19 @@ class ProducerStates:
             )
         )
         del known.batches[:-BATCHES_KEPT]
+
+    def active(self) -> list[ActiveProducer]:
+        """Every producer that is known, by its id."""
+        return [
+            ActiveProducer(
+                producer_id=producer_id,
+                epoch=known.epoch,
+                last_sequence=known.batches[-1].last_sequence,
+                last_timestamp_ms=known.batches[-1].timestamp_ms,
+            )
+            for producer_id, known in sorted(self._producers.items())
+            if known.batches
+        ]
 
     def expire(self, before_ms: int) -> None:
         """Forget producers that have been silent since a time."""

@@ -36,7 +36,7 @@ from lastword.wal import checkpoint as checkpoints
 from lastword.wal import producers
 from lastword.wal.checkpoint import WriterCheckpoint
 from lastword.wal.files import WalFile
-from lastword.wal.producers import ProducerStates
+from lastword.wal.producers import ActiveProducer, ProducerStates
 from lastword.wal.state import Phase, StateFile, WalState
 
 logger = logging.getLogger(__name__)
@@ -180,6 +180,11 @@ class PartitionWriter:
     def failed(self) -> str | None:
         """Why the partition refuses appends, or None."""
         return self._failed
+
+    def active_producers(self) -> list[ActiveProducer]:
+        """The idempotent producers that are known here."""
+        with self._changed:
+            return self._producer_states().active()
 
     def append(self, data: bytes | memoryview, *, append_time_ms: int | None = None) -> int:
         """Append one checked batch and wait until it may be acknowledged; the offset of its first record."""

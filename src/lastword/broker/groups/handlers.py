@@ -18,6 +18,7 @@ from kafka.protocol.consumer import (
 )
 from kafka.protocol.metadata import FindCoordinatorResponse
 
+from lastword.broker.authorized import ON_GROUP, if_asked
 from lastword.broker.errors import ErrorCode
 from lastword.broker.groups.group import Group, State
 from lastword.broker.groups.members import NO_MEMBER_ID, JoinRequest, MemberRef, SyncRequest
@@ -38,6 +39,9 @@ DESCRIBE_GROUPS: Final = 15
 LIST_GROUPS: Final = 16
 DELETE_GROUPS: Final = 42
 OFFSET_DELETE: Final = 47
+
+GROUP_TYPE: Final = "classic"
+"""Of every group: the protocols of Kafka's newer types are not served."""
 
 _GROUP_KEY: Final = 0
 _TRANSACTION_KEY: Final = 1
@@ -91,10 +95,11 @@ class GroupHandlers:
             # The first group is about to begin.
             self._preparing = asyncio.create_task(self.service.prepare())
         is_found = error is ErrorCode.NONE
+        host, port = self._node.place_for(peer)
         place = {
             "node_id": self._node.node_id if is_found else -1,
-            "host": self._node.host_for(peer) if is_found else "",
-            "port": self._node.port if is_found else -1,
+            "host": host if is_found else "",
+            "port": port if is_found else -1,
             "error_code": int(error),
             "error_message": text,
         }
@@ -292,16 +297,20 @@ class GroupHandlers:
     # -------------------------------------------------------------------------------------------- groups
 
     async def _describe(self, request: Request, _peer: Peer) -> Any:
+        message = request.message
+        asked = request.api_version >= 3 and message.include_authorized_operations
         return DescribeGroupsResponse(
             throttle_time_ms=0,
             groups=[
-                _described(group_id, self.service.group(group_id)) for group_id in request.message.groups
+                _described(group_id, self.service.group(group_id), is_authorized_asked=asked)
+                for group_id in message.groups
             ],
         )
 
     async def _list(self, request: Request, _peer: Peer) -> Any:
-        states = request.message.states_filter if request.api_version >= 4 else None
-        wanted = {state.lower() for state in states or ()}
+        message, version = request.message, request.api_version
+        states = {each.lower() for each in message.states_filter or ()} if version >= 4 else set()
+        types = {each.lower() for each in message.types_filter or ()} if version >= 5 else set()
         return ListGroupsResponse(
             throttle_time_ms=0,
             error_code=int(ErrorCode.NONE),
@@ -310,9 +319,10 @@ class GroupHandlers:
                     group_id=group.group_id,
                     protocol_type=group.protocol_type or "",
                     group_state=group.state.value,
+                    group_type=GROUP_TYPE,
                 )
                 for group in self.service.groups()
-                if not wanted or group.state.value.lower() in wanted
+                if (not states or group.state.value.lower() in states) and (not types or GROUP_TYPE in types)
             ],
         )
 
@@ -367,7 +377,7 @@ def _offset_topics(
     return [topic_class(name=name, partitions=partitions) for name, partitions in by_topic.items()]
 
 
-def _described(group_id: str, group: Group | None) -> Any:
+def _described(group_id: str, group: Group | None, *, is_authorized_asked: bool) -> Any:
     group_class = DescribeGroupsResponse.DescribedGroup
     return group_class(
         error_code=int(ErrorCode.NONE),
@@ -376,6 +386,7 @@ def _described(group_id: str, group: Group | None) -> Any:
         protocol_type=(group.protocol_type if group is not None else None) or "",
         protocol_data=(group.protocol_name if group is not None else None) or "",
         members=[] if group is None else list(_described_members(group)),
+        authorized_operations=if_asked(ON_GROUP, is_authorized_asked),
     )
 
 
