@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from lastword import leases, relocating, retention
 from lastword.channel import ChannelServer, ask
@@ -44,6 +44,7 @@ from lastword.config import (
 )
 from lastword.errors import (
     ClosedError,
+    CorruptError,
     InvalidConfigError,
     InvalidError,
     InvalidTopicError,
@@ -53,11 +54,19 @@ from lastword.errors import (
 from lastword.folder import Storage, check_folder, load_config
 from lastword.leases import LeaseKeeper
 from lastword.lifecycle import Deletion, Lifecycle, UndecidedError
+from lastword.listing import TopicListing, UnreadableTopic, Visited, visit
 from lastword.locks import Role, RoleLock, writer_channel
-from lastword.measuring import Measures
+from lastword.measuring import Measures, look
 from lastword.readers import committed_positions
 from lastword.retention import RetentionPlan
-from lastword.segments.table import Collected, SegmentCatalog, SegmentTable, TopicInfo, retry_on_conflict
+from lastword.segments.table import (
+    Collected,
+    SegmentCatalog,
+    SegmentTable,
+    TablePlace,
+    TopicInfo,
+    retry_on_conflict,
+)
 from lastword.topic import Topic
 from lastword.wal import deleter
 from lastword.wal.flusher import Flusher
@@ -71,6 +80,8 @@ if TYPE_CHECKING:
     from lastword.worker import RetentionStep, Worker
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_PARTITIONS = 10_000
 
@@ -235,20 +246,40 @@ class Log:
         return self._topics
 
     def topics(self, *, include_internal: bool = False) -> list[str]:
-        """The names of all topics; those of Lastword's own only if asked for."""
-        return [info.name for info in self.topic_infos(include_internal=include_internal)]
+        """The names of all topics, also of those that can't be read; those of Lastword's own only if asked for."""
+        return self.listing(include_internal=include_internal).names
 
     def catalog_names(self) -> list[str]:
         """The names of all topics, also of those that can't be read just now or are being deleted."""
         self._check_open()
         return self._catalog.list()
 
+    def place(self, name: str) -> TablePlace:
+        """Which topic has a name, and where its sealed files are; also of one that can't be read."""
+        self._check_open()
+        return self._catalog.place(name)
+
     def topic_infos(self, *, include_internal: bool = False) -> list[TopicInfo]:
-        """All topics, without opening their WALs; those of Lastword's own only if asked for."""
+        """All topics that can be read, without opening their WALs; those of Lastword's own only if asked for."""
+        return list(self.listing(include_internal=include_internal).infos)
+
+    def listing(self, *, include_internal: bool = False) -> TopicListing:
+        """All topics, those that can't be read too, without opening their WALs."""
         self._check_open()
         names = [name for name in self._catalog.list() if include_internal or not is_internal(name)]
-        infos = [self._catalog.load(name).snapshot().topic for name in names]
-        return [info for info in infos if not info.deleted]
+        visited = self.visit(lambda name: self._catalog.load(name).snapshot().topic, names)
+        return TopicListing(
+            infos=tuple(info for info in visited.found.values() if not info.deleted),
+            unreadable=tuple(self._unreadable(name, error) for name, error in visited.problems.items()),
+        )
+
+    def visit(self, act: Callable[[str], T], names: Iterable[str] | None = None) -> Visited[T]:
+        """Do something to each topic, or to some, by its name.
+
+        One that is deleted meanwhile is skipped, also where that makes the act fail. What fails for one is noted, and
+        the others go on.
+        """
+        return visit(self.topics(include_internal=True) if names is None else names, act, self._is_gone)
 
     def alter_topic(
         self,
@@ -360,32 +391,32 @@ class Log:
             problems: list[tuple[str, str]] = []
             wanted = None if topics is None else set(topics)
             wanted_steps = set(steps)
-            infos = self.topic_infos(include_internal=True)
-            if unknown := sorted((wanted or set()) - {info.name for info in infos}):
+            names = self.topics(include_internal=True)
+            if unknown := sorted((wanted or set()) - set(names)):
                 raise UnknownTopicError(f"there is no topic {unknown[0]!r}")
-            for info in [info for info in infos if wanted is None or info.name in wanted]:
-                try:
-                    table = self._catalog.load(info.name)
-                    topic = self.topic(info.name)
-                    own_wals = topic.local_wals()
-                    unsealed = _unsealed_bytes(info.partitions, own_wals)
-                    if "retention" in wanted_steps:
-                        removed.append(
-                            retention.apply(table, unsealed, topic.settings, now_ms, dry_run=dry_run)
-                        )
-                    if "delete" in wanted_steps:
-                        wals += own_wals
-                    if "expire" in wanted_steps:
-                        expired[info.name] = len(
-                            retention.expire(table, self.path, self.config, now_ms, dry_run=dry_run)
-                        )
-                    if "collect" in wanted_steps:
-                        collected[info.name] = retention.collect(
-                            table, self.path, self.config, now_ms, dry_run=dry_run
-                        )
-                except LastwordError as error:
-                    logger.error("retention of %s: %s", info.name, error)
-                    problems.append((info.name, str(error)))
+
+            def retain(name: str) -> None:
+                table = self._load(name)
+                topic = self.topic(name)
+                own_wals = topic.local_wals()
+                if "retention" in wanted_steps:
+                    unsealed = _unsealed_bytes(own_wals)
+                    removed.append(retention.apply(table, unsealed, topic.settings, now_ms, dry_run=dry_run))
+                if "delete" in wanted_steps:
+                    wals.extend(own_wals)
+                if "expire" in wanted_steps:
+                    expired[name] = len(
+                        retention.expire(table, self.path, self.config, now_ms, dry_run=dry_run)
+                    )
+                if "collect" in wanted_steps:
+                    collected[name] = retention.collect(
+                        table, self.path, self.config, now_ms, dry_run=dry_run
+                    )
+
+            visited = self.visit(retain, [name for name in names if wanted is None or name in wanted])
+            for name, error in visited.problems.items():
+                logger.error("retention of %s: %s", name, error)
+                problems.append((name, str(error)))
             deletions = deleter.propose(wals, self.config, now_ms) if self.config.deleter_enabled else []
             if dry_run:
                 wal = deleter.Deleted(deletions=tuple(deletions))
@@ -427,9 +458,10 @@ class Log:
         self._check_open()
         with self.maintenance():
             names = self._compacted_names(topics)
+            unsealed: Mapping[str, LastwordError] = {}
             if seal:
-                for name in names:
-                    self.topic(name).seal()
+                unsealed = self.visit(lambda name: self.topic(name).seal(), names).problems
+                names = [name for name in names if name not in unsealed]
             request = CompactionRequest(
                 partitions=None if partitions is None else tuple(partitions),
                 asked_for=asked_for,
@@ -438,13 +470,24 @@ class Log:
                 progress=progress,
                 stop=stop,
             )
-            return self.compaction.run(names, request)
+            report = self.compaction.run(names, request)
+            failed = [(name, str(error)) for name, error in unsealed.items()]
+            failing = {topic for topic, _ in report.failed_topics} | {each.topic for each in report.problems}
+            gone = {name for name in failing if self._is_gone(name)}
+            return replace(
+                report,
+                partitions=tuple(each for each in report.partitions if each.topic not in gone),
+                failed_topics=(*failed, *(each for each in report.failed_topics if each[0] not in gone)),
+            )
 
     def measure(self) -> None:
         """Export how much there is of every topic, how dirty it is and how far behind, as metrics."""
         self._check_open()
-        names = self.topics(include_internal=True)
-        self._measures.take([(self.topic(name), self._load(name)) for name in names], self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        visited = self.visit(lambda name: look(self.topic(name), self._load(name), now_ms))
+        self._measures.take(visited.found.values(), names=[*visited.found, *visited.problems])
+        for name, error in visited.problems.items():
+            logger.warning("%s can't be measured: %s", name, error)
 
     def verify(self, topic: str, *, before: int | None = None, after: int | None = None) -> VerifyReport:
         """Prove on Spark, from two snapshots, that compaction lost nothing; by default from those around the last.
@@ -502,11 +545,15 @@ class Log:
                     path.unlink(missing_ok=True)
         for intent in erase.load_intents(self.path):
             with self.maintenance():
-                infos = {info.name: info for info in self.topic_infos()}
-                if intent.topic not in infos or infos[intent.topic].id.hex != intent.topic_id:
+                if not self._has(intent.topic, intent.topic_id):
                     erase.forget_intent(self.path, intent.topic_id)
                     continue
-                report = self._erase(intent, None)
+                try:
+                    report = self._erase(intent, None)
+                except CorruptError as error:
+                    # It waits until the topic has been repaired or deleted. Others don't.
+                    logger.error("the erasure of keys from %s can't go on: %s", intent.topic, error)
+                    continue
                 logger.info("finished an erasure of %d keys from %s", report.keys, report.topic)
 
     def _erase(self, intent: Intent, progress: Callable[[int, int], None] | None) -> EraseReport:
@@ -546,12 +593,18 @@ class Log:
     ) -> list[PartitionPlan]:
         """What `compact` would do now, the most urgent first. Nothing is changed."""
         self._check_open()
-        plans = [
-            plan
-            for name in self._compacted_names(topics)
-            for plan in self.compaction.plan(name, partitions=partitions, asked_for=asked_for, force=force)
-        ]
-        return sorted(plans, key=urgency)
+
+        def plan(name: str) -> list[PartitionPlan]:
+            return self.compaction.plan(name, partitions=partitions, asked_for=asked_for, force=force)
+
+        if topics is not None:
+            plans = [plan(name) for name in self._compacted_names(topics)]
+        else:
+            visited = self.visit(plan)
+            plans = list(visited.found.values())
+            for name, error in visited.problems.items():
+                logger.error("compaction of %s can't be planned: %s", name, error)
+        return sorted((each for own in plans for each in own), key=urgency)
 
     @property
     def compaction(self) -> Compaction:
@@ -709,6 +762,30 @@ class Log:
             raise UnknownTopicError(f"topic {name!r} has been deleted")
         return table
 
+    def _is_gone(self, name: str) -> bool:
+        """Whether there is no topic of that name any more, as far as the catalog can tell."""
+        self._check_open()
+        try:
+            return self._catalog.load(name).snapshot().topic.deleted
+        except UnknownTopicError:
+            return True
+        except LastwordError:
+            return False
+
+    def _has(self, name: str, topic_id: str) -> bool:
+        """Whether there is a topic of that name with that id, perhaps one that can't be read."""
+        try:
+            return self._catalog.place(name).topic_id.hex == topic_id and not self._is_gone(name)
+        except UnknownTopicError:
+            return False
+
+    def _unreadable(self, name: str, error: LastwordError) -> UnreadableTopic:
+        try:
+            topic_id = self._catalog.place(name).topic_id
+        except LastwordError:
+            topic_id = None
+        return UnreadableTopic(name=name, id=topic_id, problem=str(error))
+
     def _writers(self) -> list[PartitionWriter]:
         # Without the lock: a sync must not wait for a topic that is being created or deleted.
         return [writer for topic in list(self._topics.values()) for writer in topic.writers()]
@@ -786,15 +863,15 @@ def _check_partition_count(name: str, partitions: int) -> None:
         )
 
 
-def _unsealed_bytes(partitions: int, wals: Iterable[deleter.LocalWal]) -> list[int]:
-    unsealed = [0] * partitions
-    for wal in wals:
-        unsealed[wal.partition] = sum(
+def _unsealed_bytes(wals: Iterable[deleter.LocalWal]) -> dict[int, int]:
+    return {
+        wal.partition: sum(
             file.size_bytes or 0
             for file in wal.files
             if file.end_offset is None or file.end_offset > wal.sealed_end
         )
-    return unsealed
+        for wal in wals
+    }
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from lastword import metrics
 from lastword.compaction import plan
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from lastword.topic import Topic
 
 
+Look: TypeAlias = "dict[Gauge, dict[tuple[str, ...], float]]"
+"""What was found of a topic: the values of gauges, by their labels."""
+
+
 class Measures:
     """Sets the gauges of topics, and takes back those of topics that are gone."""
 
@@ -23,13 +27,12 @@ class Measures:
         self._set: dict[Gauge, set[tuple[str, ...]]] = {}
         self._names: set[str] = set()
 
-    def take(self, topics: Iterable[tuple[Topic, SegmentTable]], now_ms: int) -> None:
-        """Look at the topics, all that there are, and export what is found."""
+    def take(self, looks: Iterable[Look], *, names: Iterable[str]) -> None:
+        """Export what was found of the topics. `names` are all that there are, those that can't be read too."""
         found: dict[Gauge, dict[tuple[str, ...], float]] = defaultdict(dict)
-        names = set()
-        for topic, table in topics:
-            names.add(topic.name)
-            _look(topic, table, now_ms, found)
+        for each in looks:
+            for gauge, values in each.items():
+                found[gauge].update(values)
         for gauge, values in found.items():
             for labels, value in values.items():
                 gauge.labels(*labels).set(value)
@@ -37,14 +40,15 @@ class Measures:
             for labels in labels_before - set(found.get(gauge, ())):
                 gauge.remove(*labels)
         self._set = {gauge: set(values) for gauge, values in found.items()}
-        for name in self._names - names:
+        there = set(names)
+        for name in self._names - there:
             metrics.forget_topic(name)
-        self._names = names
+        self._names = there
 
 
-def _look(
-    topic: Topic, table: SegmentTable, now_ms: int, found: dict[Gauge, dict[tuple[str, ...], float]]
-) -> None:
+def look(topic: Topic, table: SegmentTable, now_ms: int) -> Look:
+    """Return what there is to export of a topic."""
+    found: Look = defaultdict(dict)
     settings, name = topic.settings, topic.name
     snapshot = table.snapshot()
     wals = topic.local_wals()
@@ -77,3 +81,4 @@ def _look(
         if file.rolled_ms is not None and (file.end_offset or 0) > wal.sealed_end
     ]
     found[metrics.TIERING_LAG][(name,)] = max([0, *waiting_ms]) / 1000
+    return found

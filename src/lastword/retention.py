@@ -13,7 +13,7 @@ Killed at any point: each step is one commit, or the removal of files that are n
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -66,7 +66,7 @@ def propose(
     topic: str,
     positions: Sequence[Positions],
     segments: Sequence[Segment],
-    unsealed_bytes: Sequence[int],
+    unsealed_bytes: Mapping[int, int],
     settings: TopicSettings,
     now_ms: int,
 ) -> RetentionPlan:
@@ -78,7 +78,7 @@ def propose(
         by_partition.setdefault(segment.partition, []).append(segment)
     for partition, at in enumerate(positions):
         own = by_partition.get(partition, [])
-        gone = _propose_partition(own, at, unsealed_bytes[partition], settings, now_ms)
+        gone = _propose_partition(own, at, unsealed_bytes.get(partition, 0), settings, now_ms)
         removals += gone
         if any(each.rule != "below the log start" for each in gone):
             left = own[len(gone) :]
@@ -113,7 +113,7 @@ def _propose_partition(
 
 def apply(
     table: SegmentTable,
-    unsealed_bytes: Sequence[int],
+    unsealed_bytes: Mapping[int, int],
     settings: TopicSettings,
     now_ms: int,
     *,

@@ -17,12 +17,13 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from lastword import disk, metrics
 from lastword.clock import Clock, monotonic_s
 from lastword.config import BrokerConfig
 from lastword.errors import LastwordError
+from lastword.listing import Visited
 from lastword.locks import Role, RoleLock
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from lastword.tiering import SealReport
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STATUS_FILE = "worker.json"
 
@@ -98,6 +101,8 @@ class Maintained(Protocol):
     def topics(self, *, include_internal: bool = False) -> list[str]: ...
 
     def topic(self, name: str) -> MaintainedTopic: ...
+
+    def visit(self, act: Callable[[str], T]) -> Visited[T]: ...
 
     def compact(
         self, *, exclude: Collection[tuple[str, int | None]], stop: Callable[[], bool]
@@ -258,15 +263,15 @@ class Worker:
         )
 
     def _seal(self) -> None:
-        problems: list[str] = []
-        for name in self._log.topics(include_internal=True):
+        def seal(name: str) -> list[str]:
             if self._stop.is_set():
-                return
-            try:
-                report = self._log.topic(name).seal_rolled()
-                problems += [f"{name} partition {partition}: {what}" for partition, what in report.problems]
-            except LastwordError as error:
-                problems.append(f"{name}: {error}")
+                return []
+            report = self._log.topic(name).seal_rolled()
+            return [f"{name} partition {partition}: {what}" for partition, what in report.problems]
+
+        visited = self._log.visit(seal)
+        problems = [each for own in visited.found.values() for each in own]
+        problems += [f"{name}: {error}" for name, error in visited.problems.items()]
         if problems:
             raise _WorkError("; ".join(problems))
 

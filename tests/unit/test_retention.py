@@ -44,7 +44,7 @@ def propose(
         "local.retention.bytes": 0,
     }
     plan = retention.propose(
-        "t", [positions], segments, [unsealed_bytes], settings(**unlimited | own), NOW_MS
+        "t", [positions], segments, {0: unsealed_bytes}, settings(**unlimited | own), NOW_MS
     )
     return [(each.segment.first_offset, each.rule) for each in plan.removals], list(plan.log_starts)
 
@@ -138,7 +138,7 @@ class TestPropose:
             "t",
             [Positions(sealed_end=10)] * 3,
             segments,
-            [0, 0, 0],
+            {},
             settings(**{"retention.ms": HOUR, "local.retention.ms": 0}),
             NOW_MS,
         )

@@ -20,7 +20,7 @@ from lastword.compaction import plan
 from lastword.compaction.holds import ReaderPosition, Uptime, hold_of
 from lastword.config import is_internal
 from lastword.config.keys import TOPIC_KEYS
-from lastword.errors import LastwordError, UnknownTopicError
+from lastword.errors import LastwordError
 from lastword.log import Log
 from lastword.operations.records import point_of
 from lastword.operations.state_page import state_page
@@ -89,17 +89,13 @@ class Overview:
             now_ms = self._log.clock.now_ms()
             downtimes = Uptime(self._log.path).downtimes(now_ms)
             failing = self._failing()
-            names = self._names()
-            for name in names:
-                try:
-                    topic = self._log.topic(name)
-                    self._rows[name] = _row(self._log, topic, now_ms, downtimes, failing.get(name, []))
-                except UnknownTopicError:
-                    self._rows.pop(name, None)
-                except LastwordError as error:
-                    self._rows[name] = {**self._pending(name), "problems": [str(error)]}
-            for gone in self._rows.keys() - set(names):
-                del self._rows[gone]
+            names = [name for name in self._log.catalog_names() if not is_internal(name)]
+            visited = self._log.visit(
+                lambda name: _row(self._log, self._log.topic(name), now_ms, downtimes, failing.get(name, [])),
+                names,
+            )
+            unreadable = {name: self._unreadable(name, error) for name, error in visited.problems.items()}
+            self._rows = {**visited.found, **unreadable}
         finally:
             with self._lock:
                 self._looking = None
@@ -117,14 +113,18 @@ class Overview:
         return found
 
     def _names(self) -> list[str]:
-        """The broker has opened every topic; where nobody has, the catalog is asked."""
-        opened = [name for name in list(self._log.opened_topics()) if not is_internal(name)]
-        return sorted(opened) if opened else self._log.topics()
+        """The broker has opened every topic but those that can't be read; where nobody has, the catalog is asked."""
+        opened = {name for name in list(self._log.opened_topics()) if not is_internal(name)}
+        unreadable = {name for name, row in list(self._rows.items()) if row["state"] == "unreadable"}
+        return sorted(opened | unreadable) if opened else self._log.topics()
 
     def _pending(self, name: str) -> Data:
         topic = self._log.opened_topics().get(name)
         known = {} if topic is None else {"partitions": topic.partitions, "cleanup_policy": _policy(topic)}
-        return {"name": name, "pending": True, "problems": [], "due": {}, **known}
+        return {"name": name, "state": "ready", "pending": True, "problems": [], "due": {}, **known}
+
+    def _unreadable(self, name: str, error: LastwordError) -> Data:
+        return {**self._pending(name), "state": "unreadable", "pending": False, "problems": [str(error)]}
 
 
 def _row(
@@ -142,6 +142,7 @@ def _row(
     waiting_ms, wal_bytes = _local(topic, snapshot, now_ms)
     return {
         "name": topic.name,
+        "state": "ready",
         "cleanup_policy": _policy(topic),
         "partitions": topic.partitions,
         "records": sum(segment.records for segment in segments) + unsealed,

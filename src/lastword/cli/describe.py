@@ -22,9 +22,37 @@ def register(group: typer.Typer) -> None:
 def describe(session: Session, name: TopicArgument) -> None:
     """Show what a topic is, where its records are, and what is wrong with it, if anything."""
     found = session.backend.describe_topic(name)
+    if found["state"] == "unreadable":
+        session.output.show(found, *_unreadable_parts(found))
+        return
     if found["estimate_problem"] is not None:
         session.output.warn(f"garbage can't be estimated: {found['estimate_problem']}")
     session.output.show(found, *_description_parts(found), *_failing_parts(found["failing_compactions"]))
+
+
+def _unreadable_parts(found: dict[str, Any]) -> list[Any]:
+    name = found["topic"]
+    return [
+        facts(
+            [
+                ("topic", name),
+                ("id", found["id"]),
+                ("state", styled("unreadable", "bold red")),
+                ("sealed in", found["location"]),
+                ("WAL in", found["wal_folder"]),
+            ]
+        ),
+        heading("Problem"),
+        styled(found["problem"], "red"),
+        _way_out(name),
+    ]
+
+
+def _way_out(name: str) -> str:
+    return (
+        f"`lastword topic repair {name}` shows which older state of its table can be read; "
+        f"`lastword topic delete {name}` gives the topic up."
+    )
 
 
 def _description_parts(found: dict[str, Any]) -> list[Any]:

@@ -166,14 +166,15 @@ def list_topics(session: Session) -> None:
             (
                 each["name"],
                 each["partitions"],
-                each["cleanup_policy"],
+                each["cleanup_policy"] or styled(each["state"], "bold red"),
                 ", ".join(f"{key}={value}" for key, value in sorted(each["config"].items()) if key != POLICY)
                 or None,
             )
             for each in found
         ],
     )
-    session.output.show(found, shown)
+    problems = [styled(f"{each['name']}: {each['problem']}", "red") for each in found if each["problem"]]
+    session.output.show(found, shown, *([heading("Problems"), *problems] if problems else []))
 
 
 # ------------------------------------------------------------------------- delete, seal, delete-records
@@ -187,9 +188,8 @@ def delete(session: Session, name: TopicArgument, yes: YesOption = False) -> Non
     found = next((each for each in backend.topics() if each["name"] == name), None)
     if found is None:
         raise UnknownTopicError(f"there is no topic {name!r}")
-    question = (
-        f"Delete topic {name} ({count(found['partitions'], 'partition')}) with everything in it, for ever?"
-    )
+    what = "unreadable" if found["partitions"] is None else count(found["partitions"], "partition")
+    question = f"Delete topic {name} ({what}) with everything in it, for ever?"
     if not session.confirm(question, yes=yes):
         session.output.show({"topic": name, "deleted": False}, "Nothing was deleted.")
         raise typer.Exit(1)

@@ -52,6 +52,8 @@ def _topic_parts(found: dict[str, Any]) -> list[Any]:
     files = [(each["partition"], file) for each in partitions for file in each["files"]]
     aside = [(each, file) for each in partitions for file in each["aside"]]
     damage = [(each["partition"], damaged) for each in partitions for damaged in each["damage"]]
+    if found["problem"]:
+        return [styled(f"{found['topic']}: {found['problem']}", "red")]
     if not partitions:
         return [f"{found['topic']} has no WAL yet: nothing was ever appended here."]
     total = size(sum(each["size_bytes"] for each in partitions))

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import CorruptError, UnavailableError
+from lastword.lifecycle import wal_folder
 from lastword.locks import Role, holder
 from lastword.readers import CommittedPositions
 from lastword.worker import load_status
@@ -19,14 +20,19 @@ MOST_FOOTERS = 256
 
 
 def describe_topic(log: Log, name: str) -> dict[str, Any]:
-    """Everything about one topic. Nothing is locked or changed."""
-    found, problem = _look(log.topic(name))
+    """Everything about one topic; of one whose table can't be read, why. Nothing is locked or changed."""
+    try:
+        found, problem = _look(log.topic(name))
+    except CorruptError as error:
+        return _unreadable(log, name, error)
     readers = {each: CommittedPositions(log.path, found.id.hex, each).load() for each in found.readers}
     status = load_status(log.path)
     failing = [each for each in status.failing if each.topic == name] if status is not None else []
     return {
         "topic": found.name,
         "id": str(found.id),
+        "state": "ready",
+        "problem": None,
         "cleanup_policy": found.cleanup_policy,
         "location": found.location,
         "wal_folder": found.wal_folder,
@@ -49,6 +55,25 @@ def describe_topic(log: Log, name: str) -> dict[str, Any]:
         "estimate_problem": problem,
         "worker": holder(log.path, Role.WORKER),
         "failing_compactions": [asdict(each) for each in failing],
+    }
+
+
+def _unreadable(log: Log, name: str, error: CorruptError) -> dict[str, Any]:
+    place = log.place(name)
+    return {
+        "topic": name,
+        "id": str(place.topic_id),
+        "state": "unreadable",
+        "problem": str(error),
+        "cleanup_policy": None,
+        "location": place.location,
+        "wal_folder": str(wal_folder(log.path, name, place.topic_id)),
+        "partitions": [],
+        "settings": [],
+        "readers": {},
+        "estimate_problem": None,
+        "worker": holder(log.path, Role.WORKER),
+        "failing_compactions": [],
     }
 
 

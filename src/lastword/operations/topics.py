@@ -25,17 +25,33 @@ def no_progress(stage: str, *numbers: int | None) -> None:
 
 
 def list_topics(log: Log) -> list[Data]:
-    """Every topic, with the settings of its own."""
-    return [
+    """Every topic, with the settings of its own; of one whose table can't be read, why."""
+    listing = log.listing()
+    readable = [
         {
             "name": info.name,
             "id": str(info.id),
+            "state": "ready",
+            "problem": None,
             "partitions": info.partitions,
             "cleanup_policy": _policy(log.config.explain(info.name, info.config)),
             "config": dict(info.config),
         }
-        for info in log.topic_infos()
+        for info in listing.infos
     ]
+    unreadable: list[Data] = [
+        {
+            "name": each.name,
+            "id": None if each.id is None else str(each.id),
+            "state": "unreadable",
+            "problem": each.problem,
+            "partitions": None,
+            "cleanup_policy": None,
+            "config": {},
+        }
+        for each in listing.unreadable
+    ]
+    return sorted([*readable, *unreadable], key=lambda each: str(each["name"]))
 
 
 def create_topic(log: Log, name: str, *, partitions: int, config: Mapping[str, object]) -> Data:

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 def show_wal(log: Log, name: str | None) -> list[dict[str, Any]]:
     """The WAL files of a topic, or of all. Nothing is locked or changed."""
     now_ms = SystemClock().now_ms()
-    return [_topic_data(log.topic(each), now_ms) for each in ([name] if name is not None else log.topics())]
+    if name is not None:
+        return [_topic_data(log.topic(name), now_ms)]
+    visited = log.visit(lambda each: _topic_data(log.topic(each), now_ms), log.topics())
+    unreadable = [
+        {"topic": each, "partitions": [], "problem": str(error)} for each, error in visited.problems.items()
+    ]
+    return sorted([*visited.found.values(), *unreadable], key=lambda each: str(each["topic"]))
 
 
 def wal_damage(log: Log, name: str) -> dict[str, Any]:
@@ -38,6 +44,7 @@ def _topic_data(topic: Topic, now_ms: int) -> dict[str, Any]:
     extents = topic.extents()
     return {
         "topic": topic.name,
+        "problem": None,
         "partitions": [
             _partition_data(wal, extents[wal.partition].log_end, now_ms) for wal in topic.local_wals()
         ],

@@ -83,7 +83,7 @@ def decoding(path: str) -> Iterator[None]:
         yield
     except _UNDECODABLE as error:
         raise CorruptError(
-            f"{path} is damaged: {error!r}. Restore the file from a backup, or register the table again with an "
-            "older metadata file of its metadata folder.",
+            f"{path} is damaged: {error!r}. Restore the file from a backup; `lastword topic repair` shows "
+            "whether an older metadata file of the table can be used.",
             path=path,
         ) from error

@@ -32,7 +32,7 @@ from lastword.errors import ConflictError, CorruptError, InvalidConfigError, Sto
 from lastword.segments import mapping
 from lastword.segments.commit import Change, summary_of
 from lastword.segments.fileio import FILE_IO, FileTree, SyncedFileIO, bare_path, io_properties, warehouse_uri
-from lastword.segments.foreign import mapped
+from lastword.segments.foreign import decoding, mapped
 from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.loader import TableLoader
 from lastword.segments.relocation import Rewritten, rewrite
@@ -218,7 +218,8 @@ class IcebergCatalog:
     def load(self, name: str) -> IcebergTable:
         with mapped(f"Loading the topic {name}"):
             table = self._loader.load(mapping.identifier_of(name))
-        return IcebergTable(loader=self._loader, table=table, clock=self._clock)
+        with decoding(table.metadata_location):
+            return IcebergTable(loader=self._loader, table=table, clock=self._clock)
 
     def list(self) -> builtins.list[str]:
         with mapped("Listing the topics"):
@@ -273,7 +274,8 @@ class IcebergCatalog:
             except ValueError:
                 raise error from None
             return TablePlace(topic_id=topic_id, location=location), pointer
-        topic = mapping.topic_from(table.metadata.properties)
+        with decoding(table.metadata_location):
+            topic = mapping.topic_from(table.metadata.properties)
         return TablePlace(topic_id=topic.id, location=table.metadata.location), table.metadata_location
 
     def _was_created(self, topic: TopicInfo, location: str) -> bool:

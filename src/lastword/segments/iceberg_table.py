@@ -14,7 +14,7 @@ from lastword.segments import mapping
 from lastword.segments.collector import collect
 from lastword.segments.commit import Change, commit, expire
 from lastword.segments.fileio import SyncedFileIO, io_properties
-from lastword.segments.foreign import mapped
+from lastword.segments.foreign import decoding, mapped
 from lastword.segments.index import IndexCache, SegmentIndex
 from lastword.segments.lineage import main_line
 from lastword.segments.loader import TableLoader
@@ -237,7 +237,8 @@ class IcebergTable:
         snapshot = table.metadata.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
         if snapshot is None:
             raise SegmentGoneError(f"Snapshot {snapshot_id} of {self.location} is no longer there.")
-        return mapping.snapshot_from(table.metadata, snapshot)
+        with decoding(table.metadata_location):
+            return mapping.snapshot_from(table.metadata, snapshot)
 
 
 def _age(table: Table) -> int:

@@ -35,8 +35,8 @@ class TableLoader:
                 # The pointer moved on, and the file that it named was removed, before it could be read.
                 missing = error
         raise CorruptError(
-            f"The metadata file of {'.'.join(identifier)} is missing ({missing}). Register the table again with an "
-            "older metadata file of its metadata folder.",
+            f"The metadata file of {'.'.join(identifier)} is missing ({missing}). Restore the file from a backup; "
+            "`lastword topic repair` shows whether an older metadata file of the table can be used.",
             path=path,
         ) from missing
 

@@ -168,7 +168,7 @@ function row(topic, nowMs) {
   const due = Object.entries(topic.due ?? {}).map(([reason, number]) => `${reason}${number > 1 ? ` (${number})` : ""}`);
   const cells = [
     h("a", { href: link(topic.name), "data-page": true }, topic.name),
-    topic.cleanup_policy ?? "–",
+    topic.state === "unreadable" ? h("span", { class: "due" }, "unreadable") : (topic.cleanup_policy ?? "–"),
     count(topic.partitions),
     count(topic.records),
     bytes(topic.wal_bytes),

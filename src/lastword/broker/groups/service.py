@@ -344,8 +344,11 @@ class GroupService:
         """Delete offsets that nobody needs any more, and groups that have neither members nor offsets."""
         retention_ms = self._node.config.offsets_retention_minutes * 60_000
         # By the catalog: a topic that could not be opened is still there.
-        infos = await self._node.call_slow(self._node.log.topic_infos, include_internal=True)
-        topic_ids = {info.id for info in infos}
+        listing = await self._node.call_slow(self._node.log.listing, include_internal=True)
+        if any(each.id is None for each in listing.unreadable):
+            # Offsets of a topic that is there would be taken for those of one that is gone.
+            return
+        topic_ids = listing.ids
         for group in list(self._coordinator.groups.values()):
             keys = expired(
                 group,
