@@ -1,8 +1,10 @@
 """Small local channels between the processes of one data folder: Unix sockets, lines of JSON.
 
-`ChannelServer` and `ask`: maintenance asks the writer to roll, because only the writer rolls its files. The
-writer's lock file names its socket. One request and one answer a connection. When nobody answers there is no
-writer: the lock, not the socket, decides that.
+`ChannelServer`, `ask` and `hold`: maintenance asks the writer to roll, because only the writer rolls its files, and
+tells it of commits. The writer's lock file names its socket. One request and one answer a connection; with `hold` the
+connection stays open while the asker does something, and a last answer says that the writer knows of its end. An asker
+that is killed closes its connection, which ends it too. When nobody answers there is no writer: the lock, not the
+socket, decides that.
 
 `JobServer` and `ask_job`: the broker's process asks the worker's for work that takes long. One request a connection;
 then any number of lines that say how far it has come, and one with the result or the error. Who goes away before
@@ -19,7 +21,8 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,8 @@ MAX_REQUEST_BYTES = 256 << 20
 _LOOK_S = 0.5
 """How often a waiting asker looks whether it should go on waiting."""
 
-Handler = Callable[[dict[str, Any]], dict[str, Any]]
+Handler = Callable[[dict[str, Any]], dict[str, Any] | AbstractContextManager[dict[str, Any]]]
+"""Answers a request. A context manager, which gives the answer, is left when the asker is done."""
 
 ReportProgress = Callable[..., None]
 """Called with the name of a stage and numbers."""
@@ -45,7 +49,7 @@ JobHandler = Callable[[dict[str, Any], ReportProgress, Callable[[], bool]], Any]
 
 
 class ChannelServer:
-    """Answers requests on a thread of its own, from `start` on until it is closed. Those that come before wait."""
+    """Answers requests, each on a thread of its own, from `start` on until it is closed. Earlier ones wait."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -56,11 +60,14 @@ class ChannelServer:
         self._socket.bind(self.path)
         self._socket.listen(16)
         self._thread = threading.Thread(target=self._run, name="lastword-channel", daemon=True)
+        self._serving: dict[threading.Thread, socket.socket] = {}
+        self._serving_lock = threading.Lock()
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
+        """Take no more requests, and wait until those that were taken up are done."""
         try:
             # Wakes the thread up from its waiting.
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -68,6 +75,13 @@ class ChannelServer:
             logger.debug("the channel was closed already")
         if self._thread.ident is not None:
             self._thread.join()
+        with self._serving_lock:
+            serving = dict(self._serving)
+        for thread, connection in serving.items():
+            # An asker that is at it, or has not sent its request yet, is not waited for.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+            thread.join()
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -77,17 +91,38 @@ class ChannelServer:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            with connection:
-                try:
-                    connection.settimeout(TIMEOUT_S)
-                    self._answer(connection)
-                except (OSError, ValueError) as error:
-                    logger.warning("a request on the writer's channel failed: %s", error)
+            thread = threading.Thread(
+                target=self._serve, args=(connection,), name="lastword-channel-request", daemon=True
+            )
+            with self._serving_lock:
+                self._serving[thread] = connection
+            thread.start()
 
-    def _answer(self, connection: socket.socket) -> None:
-        request = json.loads(_read_line(connection))
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.settimeout(TIMEOUT_S)
+                line = _read_line(connection)
+                if line:
+                    self._answer(connection, json.loads(line))
+        except (OSError, ValueError) as error:
+            logger.warning("a request on the writer's channel failed: %s", error)
+        finally:
+            with self._serving_lock:
+                del self._serving[threading.current_thread()]
+
+    def _answer(self, connection: socket.socket, request: dict[str, Any]) -> None:
         try:
             answer = self._handler(request)
+            if isinstance(answer, AbstractContextManager):
+                with answer as first:
+                    _send(connection, first)
+                    # However long the asker takes; its end, one way or the other, is what is waited for.
+                    connection.settimeout(None)
+                    with contextlib.suppress(OSError):
+                        _read_line(connection)
+                    connection.settimeout(TIMEOUT_S)
+                answer = {}
         except ClosedError as error:
             # Of the writer's log: whoever asks has one that is open, and can try again.
             answer = {"problem": to_problem(UnavailableError(f"The writer is closing its log: {error}"))}
@@ -98,7 +133,7 @@ class ChannelServer:
             logger.exception("a request on the writer's channel met an unexpected error: %s", request)
             unexpected = UnavailableError(f"The writer met an unexpected {type(error).__name__}: {error}")
             answer = {"problem": to_problem(unexpected)}
-        connection.sendall(json.dumps(answer).encode() + b"\n")
+        _send(connection, answer)
 
 
 def ask(path: str, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -109,11 +144,36 @@ def ask(path: str, request: dict[str, Any]) -> dict[str, Any] | None:
             connection.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
+        return _exchange(connection, path, request)
+
+
+@contextlib.contextmanager
+def hold(path: str, request: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
+    """As `ask`; the writer is told when the block is left, and has taken note of it when this returns."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(TIMEOUT_S)
         try:
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            line = _read_line(connection)
-        except OSError as error:
-            raise UnavailableError(f"The writer does not answer on {path}: {error}") from error
+            connection.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            yield None
+            return
+        answer = _exchange(connection, path, request)
+        try:
+            yield answer
+        finally:
+            if answer is not None:
+                _exchange(connection, path, {"do": "done"})
+
+
+def _exchange(connection: socket.socket, path: str, message: dict[str, Any]) -> dict[str, Any] | None:
+    """Send a line and read the answer; None if the other end is gone."""
+    try:
+        _send(connection, message)
+        line = _read_line(connection)
+    except (BrokenPipeError, ConnectionResetError):
+        return None
+    except OSError as error:
+        raise UnavailableError(f"The writer does not answer on {path}: {error}") from error
     if not line:
         return None
     answer: dict[str, Any] = json.loads(line)

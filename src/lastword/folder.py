@@ -11,6 +11,7 @@ from lastword.clock import Clock
 from lastword.config import BrokerConfig
 from lastword.errors import InvalidError
 from lastword.segments.iceberg import IcebergCatalog, sqlite_file, sqlite_properties
+from lastword.segments.table import Announce, to_nobody
 
 CONFIG_FILE = "lastword.yaml"
 FORMAT_FILE = "FORMAT"
@@ -89,8 +90,10 @@ class Storage:
         """Whether another folder could use the same tables."""
         return not (self.has_catalog and self.has_warehouse)
 
-    def open_catalog(self, clock: Clock) -> IcebergCatalog:
-        return IcebergCatalog.open(properties=self.properties, warehouse=self.warehouse, clock=clock)
+    def open_catalog(self, clock: Clock, announce: Announce = to_nobody) -> IcebergCatalog:
+        return IcebergCatalog.open(
+            properties=self.properties, warehouse=self.warehouse, clock=clock, announce=announce
+        )
 
 
 def _local(warehouse: str) -> Path | None:

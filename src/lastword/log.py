@@ -23,12 +23,13 @@ import logging
 import resource
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from lastword import leases, relocating, retention
+from lastword.announcements import Announcements
 from lastword.channel import ChannelServer, ask
 from lastword.clock import Clock, SystemClock, new_uuid
 from lastword.compaction import SHIPPED_FACTORIES
@@ -161,6 +162,8 @@ class Log:
         self._flusher: Flusher | None = None
         self._compaction: Compaction | None = None
         self._measures = Measures()
+        self.announcements = Announcements(self.path, is_writer=self._writes)
+        """Where whoever serves this log's records hears of commits."""
         try:
             if self._channel is not None:
                 self._writer_role = RoleLock.acquire(
@@ -168,7 +171,7 @@ class Log:
                 )
                 relocating.settle(storage, clock)
             self._leases = LeaseKeeper(self.path, clock, self.config.lease_ttl_ms)
-            self._catalog: SegmentCatalog = storage.open_catalog(clock)
+            self._catalog: SegmentCatalog = storage.open_catalog(clock, self.announcements.announce)
             self._lifecycle = Lifecycle(self.path, self._catalog, clock)
             if self._writes:
                 _allow_many_files()
@@ -692,8 +695,10 @@ class Log:
             compaction_service=lambda: self.compaction.service(name),
         )
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any] | AbstractContextManager[dict[str, Any]]:
         """What another process asks of this writer."""
+        if request.get("do") == "commit":
+            return self.announcements.held(request)
         if request.get("do") == "roll":
             return {"failed": self.topic(request["topic"]).roll(due_only=request["due_only"])}
         if request.get("do") == "append":
@@ -704,7 +709,7 @@ class Log:
             self._finish_deletions()
             return {}
         raise InvalidError(
-            f"the writer can't do {request.get('do')!r}; it can roll, append and finish-deletions"
+            f"the writer can't do {request.get('do')!r}; it can roll, append, hear of commits and finish deletions"
         )
 
     def _ask_to_roll(self, name: str, due_only: bool) -> list[tuple[int, str]]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,7 @@ import pytest
 
 import lastword
 from lastword import disk
-from lastword.channel import ChannelServer, ask
+from lastword.channel import ChannelServer, ask, hold
 from lastword.errors import (
     ClosedError,
     CorruptError,
@@ -94,5 +98,64 @@ def test_a_log_refuses_as_if_it_was_open_here(tmp_path: Path) -> None:
             ask(channel, request)
         with pytest.raises(UnknownTopicError):
             ask(channel, {**request, "topic": "nobody"})
-        with pytest.raises(InvalidError, match="it can roll and append"):
+        with pytest.raises(InvalidError, match="it can roll, append, hear of commits and finish deletions"):
             ask(channel, {"do": "dance"})
+
+
+class Noted:
+    """A handler that notes who holds it."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.left = threading.Event()
+
+    @contextmanager
+    def __call__(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self.events.append(f"begun {request['do']}")
+        try:
+            yield {"noted": True}
+        finally:
+            self.events.append("over")
+            self.left.set()
+
+
+@pytest.fixture
+def noted() -> Iterator[tuple[Noted, str]]:
+    handler = Noted()
+    server = ChannelServer(handler)
+    server.start()
+    yield handler, server.path
+    server.close()
+
+
+def test_a_held_request_is_over_before_its_asker_goes_on(noted: tuple[Noted, str]) -> None:
+    handler, path = noted
+    with hold(path, {"do": "commit"}) as answer:
+        assert answer == {"noted": True}
+        assert handler.events == ["begun commit"]
+        # Others are answered meanwhile.
+        assert ask(path, {"do": "roll"}) == {"noted": True}
+    assert handler.events[0] == "begun commit"
+    assert handler.events.count("over") == 2
+
+
+def test_an_asker_that_is_killed_ends_what_it_holds(noted: tuple[Noted, str]) -> None:
+    handler, path = noted
+    code = "import os, sys; from lastword.channel import hold; hold(sys.argv[1], {'do': 'commit'}).__enter__(); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 9
+    assert handler.left.wait(60)
+    assert handler.events == ["begun commit", "over"]
+
+
+def test_a_channel_that_closes_does_not_wait_for_those_who_hold(noted: tuple[Noted, str]) -> None:
+    handler = Noted()
+    server = ChannelServer(handler)
+    server.start()
+    with hold(server.path, {"do": "commit"}):
+        server.close()
+        assert handler.events == ["begun commit", "over"]
+
+
+def test_nobody_is_there_to_hold(tmp_path: Path) -> None:
+    with hold(str(tmp_path / "nobody.sock"), {"do": "commit"}) as answer:
+        assert answer is None

@@ -15,7 +15,6 @@ from lastword.admin import connectors, exposition, health, models, pages, proble
 from lastword.admin.desk import Desk, GroupAdmin, decoded, keys_of
 from lastword.admin.jobs import EVENTS, Jobs
 from lastword.admin.page import page
-from lastword.channel import ReportProgress
 from lastword.errors import InvalidError, InvalidRecordError, UnavailableError
 from lastword.operations import describing, records, topics, wal
 from lastword.record_json import Parsed, parse_record
@@ -55,13 +54,10 @@ def build(
         None,
     ),
     groups: Callable[[], GroupAdmin | None] = lambda: None,
-    erased: Callable[[str], None] = lambda _topic: None,
     stories: scenes.Stories | None = None,
     sources_problem: Callable[[], str | None] = lambda: None,
 ) -> FastAPI:
-    """The app. `broker`, `groups` and `sources_problem` are asked for at each request; `erased` is told of topics that
-    lost keys.
-    """
+    """The app. `broker`, `groups` and `sources_problem` are asked for at each request."""
     app = FastAPI(
         title="Lastword",
         summary="The admin API of a Lastword server: everything that the command line does.",
@@ -78,7 +74,7 @@ def build(
     problems.install(app)
     _add_topics(app, desk)
     _add_records(app, desk)
-    _add_jobs(app, desk, jobs, erased)
+    _add_jobs(app, desk, jobs)
     ask_groups = _group_desk(broker, groups)
     _add_groups(app, ask_groups)
     _add_health(app, desk, broker, sources_problem, ask_groups)
@@ -255,7 +251,7 @@ def _parsed(index: int, entry: Data) -> Parsed:
         raise InvalidError(f"records.{index}: {error}") from None
 
 
-def _add_jobs(app: FastAPI, desk: Desk, jobs: Jobs, erased: Callable[[str], None]) -> None:
+def _add_jobs(app: FastAPI, desk: Desk, jobs: Jobs) -> None:
     worker = desk.worker
 
     @app.post("/v1/topics/{topic}/seal", tags=["maintenance"], responses=_JOB)
@@ -283,15 +279,8 @@ def _add_jobs(app: FastAPI, desk: Desk, jobs: Jobs, erased: Callable[[str], None
     @app.post("/v1/topics/{topic}/erase", tags=["maintenance"], responses=_JOB)
     async def erase(request: Request, topic: str, wanted: models.Erase) -> Response:
         """Remove every record of some keys from all files of a topic, for good."""
-        ask = worker.job("erase", topic=topic, keys_base64=keys_of(wanted.keys, wanted.keys_base64))
-
-        def job(progress: ReportProgress, gone: Callable[[], bool]) -> Any:
-            try:
-                return ask(progress, gone)
-            finally:
-                erased(topic)
-
-        return await jobs.answer(request, job)
+        keys = keys_of(wanted.keys, wanted.keys_base64)
+        return await jobs.answer(request, worker.job("erase", topic=topic, keys_base64=keys))
 
     @app.post("/v1/retention", tags=["maintenance"], responses=_JOB)
     async def retention(request: Request, wanted: models.Retention) -> Response:

@@ -21,7 +21,7 @@ from lastword import metrics
 from lastword.broker.connection import Cancel, Done, FastHandler
 from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.node import Node
-from lastword.broker.partitions import FRESH_S, STALE_S, PartitionView, Views
+from lastword.broker.partitions import FRESH_S, STALE_S, PartitionView, TopicView, Views
 from lastword.broker.sealed import SealedData
 from lastword.broker.tail import TailBytes, WouldBlockError
 from lastword.broker.wire import FETCH, Peer, Piece, Request, count_bytes, text_bytes
@@ -107,6 +107,8 @@ class _Fetch:
         self._may_wait = self._max_wait_s > 0
         self._pending = 0
         self._looked = self._looked_twice = False
+        self._sure_of: set[TopicView] = set()
+        """Topics whose tables have been looked at since this attempt began."""
         self._loaded: dict[tuple[PartitionView, int], TailBytes | Exception] = {}
         self._topics: list[tuple[Any, Topic | None, list[_Part]]] = [
             self._resolve(each) for each in message.topics or ()
@@ -157,7 +159,7 @@ class _Fetch:
     # ------------------------------------------------------------------------------------------- attempts
 
     def begin(self) -> None:
-        self._try()
+        self._begin_attempt()
 
     def wake(self) -> None:
         """Something that this waits for may have come."""
@@ -171,16 +173,20 @@ class _Fetch:
                         available += part.view.tail.available_bytes(part.offset)
             if available < self._min_bytes:
                 return
-        self._try()
+        self._begin_attempt()
 
     def time_is_over(self) -> None:
         self._may_wait = False
         if not self._is_done and not self._pending:
-            self._try()
+            self._begin_attempt()
 
     def cancel(self) -> None:
         """Nobody listens any more."""
         self._end()
+
+    def _begin_attempt(self) -> None:
+        self._sure_of.clear()
+        self._try()
 
     def _try(self) -> None:
         left = self._max_bytes
@@ -257,6 +263,11 @@ class _Fetch:
         shown = view.writer.shown
         if view.positions is None:
             self._later(view.topic.look())
+            return
+        if view.may_change(offset) and view.topic not in self._sure_of:
+            # A commit is being made: what is known may be what it takes away, from this moment on.
+            self._sure_of.add(view.topic)
+            self._later(asyncio.ensure_future(view.topic.look_afresh()))
             return
         if view.topic.age_s > STALE_S:
             view.topic.look()

@@ -50,6 +50,7 @@ class Node:
         """Topics that could not be opened at the start: to clients they are not there."""
         self._short = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker")
         self._slow = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker-slow")
+        self._looks = ThreadPoolExecutor(2, thread_name_prefix="lastword-broker-look")
         self._by_id: dict[UUID, Topic] = {}
         self._creating: dict[str, asyncio.Future[None]] = {}
 
@@ -78,6 +79,12 @@ class Node:
         """Run something that may take long (sealed data, the catalog) on a thread that nothing short waits for."""
         return await asyncio.get_running_loop().run_in_executor(
             self._slow, partial(function, *args, **kwargs)
+        )
+
+    async def call_look(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Look at a table, on a thread that no commit waits on: a commit itself waits for looks."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._looks, partial(function, *args, **kwargs)
         )
 
     def topic(self, name: str) -> Topic:
@@ -124,6 +131,7 @@ class Node:
     def close(self) -> None:
         self._short.shutdown(wait=True, cancel_futures=True)
         self._slow.shutdown(wait=True, cancel_futures=True)
+        self._looks.shutdown(wait=True, cancel_futures=True)
 
     def _create(self, name: str) -> None:
         settings: dict[str, Any] = dict(self.config.topic_default_config)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
 
 from lastword import metrics
 from lastword.broker.node import Node
 from lastword.broker.sealed import SealedData
 from lastword.broker.tail import Tail
-from lastword.segments.table import Positions, Snapshot
+from lastword.errors import LastwordError
+from lastword.segments.table import PendingCommit, Positions, Snapshot
 from lastword.topic import Topic
 from lastword.wal.writer import PartitionWriter
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +50,10 @@ class PartitionView:
         if snapshot is None or self.index >= len(snapshot.positions):
             return None
         return snapshot.positions[self.index]
+
+    def may_change(self, offset: int) -> bool:
+        """Whether a commit that is being made may take away what the last look has at an offset."""
+        return any(offset < floors.get(self.index, 0) for floors in self.topic.pending.values())
 
     def wait(self, wake: Callable[[], None]) -> None:
         """Call `wake`, on the loop, when more records are shown."""
@@ -79,6 +89,8 @@ class TopicView:
         self._looked_s = self._asked_s = float("-inf")
         self._looking: asyncio.Future[None] | None = None
         self._partitions: dict[int, PartitionView] = {}
+        self.pending: dict[object, Mapping[int, int]] = {}
+        """The floors of commits that are being made."""
 
     def partition(self, index: int) -> PartitionView:
         """UnknownPartitionError if there is none."""
@@ -98,6 +110,13 @@ class TopicView:
         if asyncio.get_running_loop().time() - self._asked_s > seconds:
             self.look()
 
+    async def look_afresh(self) -> None:
+        """Look at the table as it is now or later. A look that began before may not have seen what is now."""
+        if self._looking is not None:
+            await asyncio.wait([self._looking])
+        # Those who waited for the same look share the next one.
+        await self.look()
+
     def look(self) -> asyncio.Future[None]:
         """Look at the table; those who ask meanwhile get the same look."""
         if self._looking is None:
@@ -108,7 +127,7 @@ class TopicView:
 
     async def _look(self) -> None:
         started_s = asyncio.get_running_loop().time()
-        snapshot = await self._node.call_slow(self.topic.table.snapshot)
+        snapshot = await self._node.call_look(self.topic.table.snapshot)
         self.snapshot = snapshot
         self._looked_s = started_s
         self._sealed.look(self.topic, snapshot)
@@ -118,6 +137,21 @@ class TopicView:
         if not done.cancelled() and (error := done.exception()) is not None:
             logger.warning("can't look at the table of %s: %s", self.topic.name, error)
 
+    def begin_commit(self, token: object, floors: Mapping[int, int]) -> None:
+        """A commit is about to be made: what is below its floors is looked up until it is over."""
+        self.pending[token] = floors
+
+    async def end_commit(self, token: object) -> None:
+        """A commit has been made, or not: take note of what the table is now."""
+        try:
+            if self.snapshot is not None or self._looking is not None:
+                await self.look_afresh()
+        except LastwordError:
+            # Whoever reads next has to look before it is answered.
+            self.snapshot = None
+        finally:
+            del self.pending[token]
+
 
 class Views:
     """The views of all topics that are used."""
@@ -126,6 +160,17 @@ class Views:
         self._node = node
         self._sealed = sealed
         self._views: dict[str, TopicView] = {}
+        self._loop = asyncio.get_running_loop()
+        self._work_lock = threading.Lock()
+        self._work: set[Future[Any]] = set()
+        self._is_closed = False
+
+    async def close(self) -> None:
+        """Take note of no more commits: nothing is served any more."""
+        with self._work_lock:
+            self._is_closed = True
+            work = [asyncio.wrap_future(each) for each in self._work]
+        await asyncio.gather(*work, return_exceptions=True)
 
     def topic(self, topic: Topic) -> TopicView:
         view = self._views.get(topic.name)
@@ -133,6 +178,42 @@ class Views:
             self._forget_deleted()
             view = self._views[topic.name] = TopicView(topic, self._node, self._sealed)
         return view
+
+    @contextmanager
+    def committing(self, commit: PendingCommit) -> Iterator[None]:
+        """Hear of a commit, on any thread but the loop's."""
+        token = object()
+        view = self._on_loop(self._begin_commit(commit, token))
+        try:
+            yield
+        finally:
+            if view is not None:
+                self._on_loop(view.end_commit(token))
+
+    async def _begin_commit(self, commit: PendingCommit, token: object) -> TopicView | None:
+        topic = next(
+            (each for each in list(self._node.log.opened_topics().values()) if each.id == commit.topic_id),
+            None,
+        )
+        if topic is None:
+            return None
+        view = self.topic(topic)
+        view.begin_commit(token, commit.floors)
+        return view
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Run something on the loop and wait for it; None if this has been closed."""
+        with self._work_lock:
+            if self._is_closed:
+                work.close()
+                return None
+            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._work.add(running)
+        try:
+            return running.result()
+        finally:
+            with self._work_lock:
+                self._work.discard(running)
 
     def _forget_deleted(self) -> None:
         opened = self._node.log.opened_topics()

@@ -12,7 +12,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from typing import Final, Protocol
-from uuid import UUID
 
 from lastword import batch, metrics
 from lastword.broker.appends import Appends
@@ -156,12 +155,10 @@ class Broker:
         for group in self._groups:
             await group.close()
         await asyncio.get_running_loop().run_in_executor(None, self._appends.close)
+        self._log.announcements.stop_listening(self._views.committing)
+        await self._views.close()
         self._sealed.close()
         self.node.close()
-
-    def forget_sealed(self, topic_id: UUID) -> None:
-        """Let go of the sealed data of a topic that is kept in memory: keys were erased from it."""
-        self._sealed.forget(topic_id)
 
     async def _start_handlers(self, loop: asyncio.AbstractEventLoop) -> None:
         node, config = self.node, self._log.config
@@ -170,7 +167,7 @@ class Broker:
         handlers |= ProducersHandler(node).handlers()
         self._appends = Appends(node.clock, loop)
         self._sealed = SealedData(config.fetch_cache_bytes)
-        views = Views(node, self._sealed)
+        self._views = views = Views(node, self._sealed)
         handlers |= OffsetsHandler(node, views).handlers()
         self._fetches = FetchHandler(node, views, self._sealed)
         fast_handlers = {
@@ -203,6 +200,7 @@ class Broker:
         )
         for group in self._groups:
             await group.start()
+        self._log.announcements.listen(views.committing)
 
     def _accept(self) -> None:
         assert self._listener is not None

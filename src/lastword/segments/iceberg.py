@@ -36,7 +36,7 @@ from lastword.segments.foreign import decoding, mapped
 from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.loader import TableLoader
 from lastword.segments.relocation import Rewritten, rewrite
-from lastword.segments.table import Positions, TablePlace, TopicInfo
+from lastword.segments.table import Announce, Positions, TablePlace, TopicInfo, to_nobody
 
 _DROP_ATTEMPTS = 10
 
@@ -96,7 +96,10 @@ def _make_commits_last(catalog: Catalog) -> None:
 class IcebergCatalog:
     """The tables of all topics."""
 
-    def __init__(self, *, catalog: Catalog, warehouse: str, clock: Clock) -> None:
+    def __init__(
+        self, *, catalog: Catalog, warehouse: str, clock: Clock, announce: Announce = to_nobody
+    ) -> None:
+        self._announce = announce
         self._loader = TableLoader(catalog)
         self._catalog = catalog
         self._warehouse = warehouse
@@ -104,7 +107,14 @@ class IcebergCatalog:
         self._file_io = SyncedFileIO(io_properties(catalog.properties))
 
     @classmethod
-    def open(cls, *, properties: Mapping[str, str], warehouse: str, clock: Clock) -> IcebergCatalog:
+    def open(
+        cls,
+        *,
+        properties: Mapping[str, str],
+        warehouse: str,
+        clock: Clock,
+        announce: Announce = to_nobody,
+    ) -> IcebergCatalog:
         """Open the catalog that pyiceberg's `properties` name."""
         warehouse = warehouse_uri(warehouse)
         given = {**properties, "warehouse": warehouse, PY_IO_IMPL: FILE_IO}
@@ -117,7 +127,7 @@ class IcebergCatalog:
             except ValueError as error:
                 raise InvalidConfigError(f"The catalog's properties: {error}") from error
         _make_commits_last(catalog)
-        return cls(catalog=catalog, warehouse=warehouse, clock=clock)
+        return cls(catalog=catalog, warehouse=warehouse, clock=clock, announce=announce)
 
     def create(self, topic: TopicInfo) -> IcebergTable:
         identifier = mapping.identifier_of(topic.name)
@@ -219,7 +229,7 @@ class IcebergCatalog:
         with mapped(f"Loading the topic {name}"):
             table = self._loader.load(mapping.identifier_of(name))
         with decoding(table.metadata_location):
-            return IcebergTable(loader=self._loader, table=table, clock=self._clock)
+            return IcebergTable(loader=self._loader, table=table, clock=self._clock, announce=self._announce)
 
     def list(self) -> builtins.list[str]:
         with mapped("Listing the topics"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from threading import Lock
 
 import pyarrow as pa
@@ -20,21 +21,27 @@ from lastword.segments.lineage import main_line
 from lastword.segments.loader import TableLoader
 from lastword.segments.parquet import SegmentFiles, SegmentFileWriter
 from lastword.segments.table import (
+    Announce,
     Codec,
     Collected,
+    PendingCommit,
     Positions,
     Segment,
     SegmentGoneError,
     Snapshot,
     TopicInfo,
+    to_nobody,
 )
 
 
 class IcebergTable:
     """The sealed segments of one topic. May be used by several threads."""
 
-    def __init__(self, *, loader: TableLoader, table: Table, clock: Clock) -> None:
+    def __init__(
+        self, *, loader: TableLoader, table: Table, clock: Clock, announce: Announce = to_nobody
+    ) -> None:
         self._loader = loader
+        self._announce = announce
         self._clock = clock
         self._identifier = table.name()
         self._topic_id = mapping.topic_from(table.metadata.properties).id
@@ -181,9 +188,11 @@ class IcebergTable:
                 f"{table.metadata.current_snapshot_id} is the current one."
             )
         after = self._checked(base, change)
-        committed, snapshot_id = commit(
-            table, base.id, change, now_ms=self._clock.now_ms(), reload=self._refresh
-        )
+        pending = _pending(base, change)
+        with nullcontext() if pending is None else self._announce(pending):
+            committed, snapshot_id = commit(
+                table, base.id, change, now_ms=self._clock.now_ms(), reload=self._refresh
+            )
         self._indexes.put(snapshot_id, after)
         self._keep(committed)
         return self._snapshot_of(committed, snapshot_id)
@@ -244,6 +253,17 @@ class IcebergTable:
 def _age(table: Table) -> int:
     snapshot = table.metadata.current_snapshot()
     return (snapshot.sequence_number or 0) if snapshot else 0
+
+
+def _pending(base: Snapshot, change: Change) -> PendingCommit | None:
+    """What to announce of a change; None if it takes no record away from anybody."""
+    floors: dict[int, int] = {}
+    for partition, (old, new) in enumerate(zip(base.positions, change.positions, strict=False)):
+        if new.first_dirty > old.first_dirty or new.log_start > old.log_start:
+            floors[partition] = max(new.first_dirty, new.log_start)
+    for segment in change.removed:
+        floors[segment.partition] = max(floors.get(segment.partition, 0), segment.last_offset + 1)
+    return PendingCommit(topic_id=base.topic.id, floors=floors) if floors else None
 
 
 def _moved(base: Snapshot, changed: Mapping[int, Positions]) -> tuple[Positions, ...]:

@@ -12,6 +12,7 @@ position back.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -152,6 +153,27 @@ class TablePlace:
 
     topic_id: UUID
     location: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingCommit:
+    """A commit that is about to take records away.
+
+    `floors` has, for each partition that it touches, the offset below which only the snapshot after it may be
+    read.
+    """
+
+    topic_id: UUID
+    floors: Mapping[int, int]
+
+
+Announce = Callable[[PendingCommit], AbstractContextManager[object]]
+"""Tells those who serve the table's records of a commit: entered before it is made, left when it is made or not."""
+
+
+def to_nobody(_commit: PendingCommit) -> AbstractContextManager[object]:
+    """Announce a commit where nobody serves the table's records."""
+    return nullcontext()
 
 
 class SegmentWriter(Protocol):

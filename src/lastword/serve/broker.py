@@ -66,10 +66,6 @@ async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServ
     jobs = Jobs()
     stories = Stories()
 
-    def erased(topic: str) -> None:
-        if (found := log.opened_topics().get(topic)) is not None:
-            loop.call_soon_threadsafe(broker.forget_sealed, found.id)
-
     admin.start(
         admin_app.build(
             Desk(log, WorkerDesk(Path(options.channel))),
@@ -77,7 +73,6 @@ async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServ
             version=version("lastword"),
             broker=lambda: (broker, loop),
             groups=lambda: groups,
-            erased=erased,
             stories=stories,
             sources_problem=lambda: sources.problem,
         )
