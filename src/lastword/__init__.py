@@ -13,6 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lastword.backup.make import BackupReport
+    from lastword.backup.restore import RestoreReport
+    from lastword.backup.restoring import backups, restore
     from lastword.batch import Compression
     from lastword.clock import Clock, SystemClock
     from lastword.compaction.job import CompactionReport, PartitionReport
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RECORD_SCHEMA",
     "AsOf",
+    "BackupReport",
     "BrokerConfig",
     "Clock",
     "CompactionReport",
@@ -52,6 +56,7 @@ __all__ = [
     "Record",
     "RecordPosition",
     "Relocation",
+    "RestoreReport",
     "SealReport",
     "SystemClock",
     "TimestampType",
@@ -60,11 +65,15 @@ __all__ = [
     "TopicSettings",
     "VerifyReport",
     "Worker",
+    "backups",
     "open",
     "relocate",
+    "restore",
 ]
 
 _HOMES = {
+    "lastword.backup.make": ("BackupReport",),
+    "lastword.backup.restore": ("RestoreReport",),
     "lastword.batch": ("Compression",),
     "lastword.clock": ("Clock", "SystemClock"),
     "lastword.compaction.job": ("CompactionReport", "PartitionReport"),
@@ -77,6 +86,7 @@ _HOMES = {
     "lastword.readers": ("Reader",),
     "lastword.record": ("RECORD_SCHEMA", "NewRecord", "Record", "TimestampType"),
     "lastword.relocating": ("Relocation", "relocate"),
+    "lastword.backup.restoring": ("backups", "restore"),
     "lastword.tiering": ("SealReport",),
     "lastword.timetravel": ("AsOf",),
     "lastword.topic": ("PartitionDescription", "RecordPosition", "Topic", "TopicDescription"),

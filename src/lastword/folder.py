@@ -16,6 +16,8 @@ from lastword.segments.table import Announce, to_nobody
 CONFIG_FILE = "lastword.yaml"
 FORMAT_FILE = "FORMAT"
 FORMAT = "1"
+RESTORING_FILE = "RESTORING"
+"""There while a backup is being restored to the folder."""
 CLUSTER_ID_FILE = "cluster.id"
 
 
@@ -43,6 +45,11 @@ def check_folder(folder: Path, *, create: bool) -> None:
                 f"{folder} has the data format {found!r}; this version of Lastword reads {FORMAT!r} only."
             )
         return
+    if (folder / RESTORING_FILE).exists():
+        raise InvalidError(
+            f"{folder} has an unfinished restore of a backup. Run the same `lastword restore` again, and it resumes, or "
+            f"remove the folder."
+        )
     if not create:
         raise InvalidError(
             f"There is no Lastword data in {folder}. `lastword topic create` starts a log there."

@@ -31,6 +31,7 @@ class Role(StrEnum):
     WRITER = "writer"
     MAINTENANCE = "maintenance"
     WORKER = "worker"
+    BACKUP = "backup"
 
 
 class RoleLock:

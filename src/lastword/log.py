@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from lastword import leases, relocating, retention
+from lastword import identity, leases, relocating, retention
 from lastword.announcements import Announcements
 from lastword.channel import ChannelServer, ask
 from lastword.clock import Clock, SystemClock, new_uuid
@@ -52,7 +52,7 @@ from lastword.errors import (
     LastwordError,
     UnknownTopicError,
 )
-from lastword.folder import Storage, check_folder, load_config
+from lastword.folder import CONFIG_FILE, Storage, check_folder, load_config
 from lastword.leases import LeaseKeeper
 from lastword.lifecycle import Deletion, Lifecycle, UndecidedError
 from lastword.listing import TopicListing, UnreadableTopic, Visited, visit
@@ -60,6 +60,7 @@ from lastword.locks import Role, RoleLock, writer_channel
 from lastword.measuring import Measures, look
 from lastword.readers import committed_positions
 from lastword.retention import RetentionPlan
+from lastword.segments.fileio import io_properties
 from lastword.segments.table import (
     Collected,
     SegmentCatalog,
@@ -74,6 +75,7 @@ from lastword.wal.flusher import Flusher
 from lastword.wal.writer import PartitionWriter
 
 if TYPE_CHECKING:
+    from lastword.backup.make import BackupReport
     from lastword.compacting import Compaction, TopicParts
     from lastword.compaction.job import CompactionReport
     from lastword.erase import EraseReport, Intent
@@ -140,6 +142,7 @@ class Log:
     ) -> None:
         self.path = path.absolute()
         self.config = load_config(self.path, config)
+        self._settings_file = Path(config) if isinstance(config, str | Path) else self.path / CONFIG_FILE
         self._clock = clock
         self._writes = not (read_only or maintain_only)
         self._maintains = not read_only
@@ -578,6 +581,38 @@ class Log:
         if not left:
             erase.forget_intent(self.path, intent.topic_id)
         return replace(report, left=left)
+
+    def backup(
+        self,
+        to: str | Path,
+        *,
+        keep: int | None = None,
+        properties: Mapping[str, str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> BackupReport:
+        """Make a backup of the whole log in a folder or at an address of an object store, while it is in use.
+
+        Files that the place has from earlier backups are not copied again. With `keep` only that many of the newest
+        backups stay there. `properties` say how to reach the object store, beside those of the catalog. `progress` gets
+        the bytes done and those there are; `stop` is asked between files.
+        """
+        from lastword.backup.make import Origin, make
+        from lastword.backup.place import open_place
+
+        self._check_open()
+        known = identity.load(self.path)
+        origin = Origin(
+            path=self.path,
+            folder_id=known.id if known is not None else "",
+            settings=self._settings_file.read_text() if self._settings_file.exists() else None,
+            names=self._catalog.list,
+            load=self._load,
+            leases=self._leases,
+            clock=self._clock,
+        )
+        place = open_place(to, {**io_properties(self.config.catalog), **(properties or {})})
+        return make(origin, place, keep=keep, progress=progress, stop=stop)
 
     def worker(self) -> Worker:
         """The background loop for this log, as a context manager: it runs in a thread while it is entered."""

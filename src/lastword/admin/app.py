@@ -282,6 +282,15 @@ def _add_jobs(app: FastAPI, desk: Desk, jobs: Jobs) -> None:
         keys = keys_of(wanted.keys, wanted.keys_base64)
         return await jobs.answer(request, worker.job("erase", topic=topic, keys_base64=keys))
 
+    @app.post("/v1/backup", tags=["maintenance"], responses=_JOB)
+    async def backup(request: Request, wanted: models.Backup) -> Response:
+        """Make a backup of the whole log, while it is served."""
+        if "://" not in wanted.to and not wanted.to.startswith("/"):
+            raise InvalidError(
+                f"to: {wanted.to!r} must be a whole path, or an address such as s3://bucket/path."
+            )
+        return await jobs.answer(request, worker.job("backup", **wanted.model_dump()))
+
     @app.post("/v1/retention", tags=["maintenance"], responses=_JOB)
     async def retention(request: Request, wanted: models.Retention) -> Response:
         """Run one round of retention, or show what would go."""

@@ -90,6 +90,20 @@ class Retention(_Body):
     topics: list[str] | None = Field(default=None, description="Only these; null is all.")
 
 
+class Backup(_Body):
+    """Where a backup of the whole log goes."""
+
+    to: str = Field(
+        description="A folder of the server's machine, by its whole path, or an address such as `s3://bucket/path`."
+    )
+    keep: int | None = Field(default=None, ge=1, description="Only so many of the newest stay; null: all.")
+    properties: dict[str, str] = Field(
+        default_factory=dict,
+        description="How to reach the object store, beside the properties of the server's catalog.",
+        examples=[{"s3.endpoint": "http://127.0.0.1:9000"}],
+    )
+
+
 class Nothing(_Body):
     """An empty object."""
 

@@ -164,6 +164,14 @@ class Direct:
         with self.session.maintain() as log:
             return compaction.erase(log, name, keys, progress=progress)
 
+    def make_backup(
+        self, to: str, *, keep: int | None, properties: dict[str, str], progress: Progress
+    ) -> Data:
+        from lastword.operations.backups import make_backup
+
+        with self.session.read() as log:
+            return make_backup(log, to, keep=keep, properties=properties, progress=progress)
+
     def run_retention(self, *, dry_run: bool, topics: list[str] | None) -> Data:
         from lastword.operations.cleaning import run_retention
 

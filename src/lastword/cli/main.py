@@ -20,6 +20,7 @@ import typer
 from typer.main import get_command
 
 from lastword.cli import (
+    backup,
     compact,
     config,
     connect,
@@ -91,6 +92,7 @@ compact.register(app, topic.app)
 verify.register(app)
 erase.register(app)
 relocate.register(app)
+backup.register(app)
 worker.register(app)
 serve.register(app)
 scene.register(app)

@@ -86,6 +86,11 @@ class Remote:
         encoded = [base64.b64encode(each).decode() for each in keys]
         return self._job(_topic(name, "erase"), {"keys_base64": encoded}, progress)
 
+    def make_backup(
+        self, to: str, *, keep: int | None, properties: dict[str, str], progress: Progress
+    ) -> Data:
+        return self._job("/v1/backup", {"to": to, "keep": keep, "properties": properties}, progress)
+
     def run_retention(self, *, dry_run: bool, topics: list[str] | None) -> Data:
         return self._job("/v1/retention", {"dry_run": dry_run, "topics": topics}, None)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-from lastword.config.document import Entry, read_file, read_mapping
+from lastword.config.document import Entry, read_file, read_mapping, read_yaml
 from lastword.config.keys import BROKER_KEYS, BROKER_SETTINGS, TOPIC_KEYS, closest, unknown_setting
 from lastword.config.masking import mask
 from lastword.config.names import DEFAULT_NAMESPACE, check_namespace, is_internal, split_name
@@ -118,6 +118,11 @@ class BrokerConfig:
         if path is None:
             return cls.from_mapping({}, where="")
         return cls._from_entries(read_file(path), where=str(path))
+
+    @classmethod
+    def from_text(cls, text: str, where: str) -> Self:
+        """Take the text of a file; `where` is named in errors."""
+        return cls._from_entries(read_yaml(text, name=where), where=where)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object], where: str) -> Self:

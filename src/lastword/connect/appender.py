@@ -37,6 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from lastword import batch, disk
+from lastword.backup.belongings import JOURNAL, appending
 from lastword.connect.protocol import Chunk, Position, SourceRecord
 from lastword.connect.target import Target
 from lastword.errors import (
@@ -52,7 +53,6 @@ from lastword.staged import Piece, Sink, Unit
 from lastword.steps import reached
 from lastword.topic import BATCH_BYTES, Topic
 
-JOURNAL: Final = "unit.json"
 MAX_SPAN: Final = 2**31
 """Offsets that one batch can span."""
 _WAY_OUT: Final = (
@@ -77,6 +77,8 @@ class JournaledUnit:
     """The ids of all topics that have records of the source since it began, by name."""
     reset: bool = False
     """Its position was forgotten, and there is no new one yet."""
+    restored: str = ""
+    """The backup that the position comes from, until the source has gone on from it."""
 
 
 class Appender:
@@ -126,13 +128,24 @@ class Appender:
             f"`resume {self._source}` read everything again."
         )
 
+    @property
+    def restored(self) -> str | None:
+        """The backup that the position comes from, if the source has not gone on since."""
+        return self._last.restored or None
+
     def recover(self) -> Position | None:
         """Finish the last unit if it must be; the position to read from, None at the very start."""
-        self._finish(self._last)
+        with appending(self._folder):
+            self._finish(self._last)
         return self._last.position
 
     def append(self, chunk: Chunk) -> int:
         """Append a chunk; the bytes of its keys and values."""
+        # A backup that is taking the log's end waits for the whole of it, and then keeps it waiting.
+        with appending(self._folder):
+            return self._append(chunk)
+
+    def _append(self, chunk: Chunk) -> int:
         by_topic: dict[str, list[SourceRecord]] = {}
         for record in chunk.records:
             by_topic.setdefault(record[0], []).append(record)
@@ -162,7 +175,9 @@ class Appender:
 
     def moved(self, position: Position) -> None:
         """Keep a position that comes without records."""
-        self._last = replace(self._last, position=position, connector=self._connector, reset=False)
+        self._last = replace(
+            self._last, position=position, connector=self._connector, reset=False, restored=""
+        )
         self._save(self._last)
 
     def _stage(

@@ -104,6 +104,8 @@ class Context:
     not the one any more that the source has appended to."""
     was_reset: bool = False
     """The source begins again after `connect reset`: its topics may have records of what is gone by now."""
+    restored: str | None = None
+    """The backup that the position comes from, if the log was restored and the source has not gone on since."""
 
 
 @runtime_checkable

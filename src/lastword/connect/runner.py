@@ -297,7 +297,7 @@ class Task:
             self._last_append_ms = self._target.clock.now_ms()
             metrics.LAST_APPEND.labels(self._source.name).set(self._last_append_ms / 1000)
             self._records = appender.records
-        elif chunk.position is not None and self._position is None:
+        elif chunk.position is not None and (self._position is None or appender.restored):
             appender.moved(chunk.position)
         self._position = chunk.position
         connector.appended(chunk.position)
@@ -353,6 +353,7 @@ class Task:
             report=self._report,
             needs_topic=self._needs_topic if create else self._would_need_topic,
             was_reset=self._appender is not None and self._appender.was_reset,
+            restored=self._appender.restored if self._appender is not None else None,
         )
 
     def _needs_topic(self, name: str, partitions: int | None) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import builtins
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from lastword.segments.foreign import decoding, mapped
 from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.loader import TableLoader
 from lastword.segments.relocation import Rewritten, rewrite
-from lastword.segments.table import Announce, Positions, TablePlace, TopicInfo, to_nobody
+from lastword.segments.table import Announce, Positions, Segment, TablePlace, TopicInfo, to_nobody
 
 _DROP_ATTEMPTS = 10
 
@@ -129,14 +129,22 @@ class IcebergCatalog:
         _make_commits_last(catalog)
         return cls(catalog=catalog, warehouse=warehouse, clock=clock, announce=announce)
 
-    def create(self, topic: TopicInfo) -> IcebergTable:
+    def create(
+        self,
+        topic: TopicInfo,
+        *,
+        positions: tuple[Positions, ...] = (),
+        segments: Sequence[Segment] = (),
+        operation: str = "create",
+        details: Mapping[str, str] | None = None,
+    ) -> IcebergTable:
         identifier = mapping.identifier_of(topic.name)
         location = self.location(topic.name, topic.id)
         with mapped(f"Creating the topic {topic.name}"):
             self._ensure_namespace(identifier[0])
             if self._loader.exists(identifier):
                 raise TopicExistsError(f"There is a topic {topic.name} already.")
-            positions = (Positions(),) * topic.partitions
+            positions += (Positions(),) * (topic.partitions - len(positions))
             transaction = self._catalog.create_table_transaction(
                 identifier,
                 mapping.SCHEMA,
@@ -149,9 +157,14 @@ class IcebergCatalog:
                     mapping.POSITIONS: mapping.positions_to_json(positions),
                 },
             )
-            first = Change(operation="create", positions=positions)
+            first = Change(operation=operation, positions=positions, details=details or {})
             summary = summary_of(first, commit_id=new_uuid().hex, now_ms=self._clock.now_ms())
-            transaction.update_snapshot(snapshot_properties=summary).fast_append().commit()
+            append = transaction.update_snapshot(snapshot_properties=summary).fast_append()
+            for segment in segments:
+                append.append_data_file(
+                    mapping.data_file_from(segment, transaction.table_metadata.default_spec_id)
+                )
+            append.commit()
         steps.reached("create.before")
         try:
             transaction.commit_transaction()

@@ -291,8 +291,19 @@ class SegmentTable(Protocol):
 class SegmentCatalog(Protocol):
     """The tables of all topics."""
 
-    def create(self, topic: TopicInfo) -> SegmentTable:
-        """TopicExistsError if the name is taken, also by one that is being deleted."""
+    def create(
+        self,
+        topic: TopicInfo,
+        *,
+        positions: tuple[Positions, ...] = (),
+        segments: Sequence[Segment] = (),
+        operation: str = "create",
+        details: Mapping[str, str] | None = None,
+    ) -> SegmentTable:
+        """TopicExistsError if the name is taken, also by one that is being deleted.
+
+        A topic that is restored begins with positions, and with segments that are below its `location` already.
+        """
         ...
 
     def location(self, name: str, topic_id: UUID) -> str:

@@ -22,7 +22,7 @@ from lastword.errors import InvalidError, LastwordError
 from lastword.locks import Role, RoleLock
 from lastword.log import Log
 from lastword.log import open as open_log
-from lastword.operations import cleaning, compaction, explaining, topics, working
+from lastword.operations import backups, cleaning, compaction, explaining, topics, working
 from lastword.operations.maintaining import wait_for_maintenance
 from lastword.serve.child import Leash, ServeOptions, run
 from lastword.serve.priority import give_way
@@ -110,6 +110,16 @@ class _Requests:
                     limit=request["limit"],
                     run=request["run"],
                     seal=request["seal"],
+                )
+            case {"do": "backup", "to": to}:
+                # Not under the maintenance role: sealing and all the rest go on beside it.
+                return backups.make_backup(
+                    self._log,
+                    to,
+                    keep=request["keep"],
+                    properties=request["properties"],
+                    progress=progress,
+                    stop=gone,
                 )
             case {"do": "run_all"}:
                 return working.run_worker_once(self._worker)

@@ -28,7 +28,7 @@ from lastword.connect.postgres.pgoutput import (
     Truncate,
     Value,
 )
-from lastword.connect.postgres.position import Epoch, PgPosition, TableProgress, parse_lsn
+from lastword.connect.postgres.position import Epoch, PgPosition, TableProgress, lsn_text, parse_lsn
 from lastword.connect.postgres.rows import Envelope, Shape
 from lastword.connect.postgres.snapshot import SnapshotReader, row_of
 from lastword.connect.postgres.stream import ReplicationStream
@@ -228,6 +228,12 @@ class PostgresConnector:
             return PgPosition(lsn=slot.confirmed_lsn)
         at = PgPosition.from_json(position)
         self._database.check_reaches(at.commit_lsn)
+        if self._context.restored is not None and slot.confirmed_lsn > at.lsn:
+            raise InvalidError(
+                f"The log was restored from the backup {self._context.restored}, which has the changes up to "
+                f"{lsn_text(at.lsn)}; the slot {self._slot!r} has been confirmed up to {lsn_text(slot.confirmed_lsn)} since, so "
+                f"PostgreSQL no longer sends the changes between the two. {self._begin_again()}"
+            )
         return at
 
     def _waits_for_transactions(self, wait_s: float) -> bool:

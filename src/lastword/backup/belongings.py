@@ -1,0 +1,148 @@
+"""What belongs to a data folder beside topics: small files, each of which is copied as it is.
+
+| of the folder | in a backup |
+|---|---|
+| `lastword.yaml`, or the settings file that the log was opened with | its text |
+| `readers/`, `uptime.json`, `cluster.id`, `producer.ids`, `erasing/` | yes |
+| `connect/<source>/`: position, pause, groups | yes; not its lock and status |
+| `staging/<topic id>/<sink>/committed.json` | yes |
+| the staged unit of a source that is journaled and not appended | yes |
+| `wal/`, the tables | see wals.py and make.py; not `aside/` and what is known of idempotent producers |
+| `catalog.db`, `FORMAT`, the folder's identity | made anew by the restore |
+| `locks/`, `leases/`, `run/`, `creating/`, `deleting/`, `worker.json`, other staged files | no: of what is running |
+
+Sources are exact: while the WAL is copied and snapshots are pinned no source appends, so that its position is that of its
+records. `appending` is what it holds while it appends a unit, and the backup while it copies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from lastword import disk
+from lastword.backup.manifest import Manifest, SavedFile
+from lastword.errors import StorageError
+
+CONNECT_FOLDER: Final = "connect"
+JOURNAL: Final = "unit.json"
+STAGING_FOLDER: Final = "staging"
+COMMITTED: Final = "committed.json"
+SINK_OF_SOURCE: Final = "connect-"
+PRODUCER_IDS: Final = "producer.ids"
+ERASING_FOLDER: Final = "erasing"
+
+_ALONE: Final = ("uptime.json", "cluster.id", PRODUCER_IDS)
+_FOLDERS: Final = ("readers", ERASING_FOLDER)
+_OF_A_RUNNING_SOURCE: Final = ("lock", "appending", "status.json")
+_UNFINISHED: Final = ".tmp"
+
+
+@contextmanager
+def appending(folder: Path) -> Iterator[None]:
+    """Keep everyone else from appending a unit of the source whose folder it is."""
+    disk.make_folder(folder)
+    fd = os.open(folder / "appending", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def sources_held(data_folder: Path) -> Iterator[None]:
+    """Keep all sources from appending."""
+    root = data_folder / CONNECT_FOLDER
+    with ExitStack() as held:
+        for folder in sorted(each for each in root.iterdir() if each.is_dir()) if root.exists() else ():
+            held.enter_context(appending(folder))
+        yield
+
+
+def collect(data_folder: Path) -> tuple[SavedFile, ...]:
+    """The small files as they are now. Sources must be held."""
+    return tuple(found for path in _paths(data_folder) if (found := _read(data_folder, path)) is not None)
+
+
+def _paths(data_folder: Path) -> Iterator[Path]:
+    yield from (data_folder / name for name in _ALONE)
+    for name in _FOLDERS:
+        yield from sorted((data_folder / name).rglob("*.json"))
+    for path in sorted((data_folder / CONNECT_FOLDER).glob("*/*")):
+        if path.is_file() and path.name not in _OF_A_RUNNING_SOURCE and path.suffix != _UNFINISHED:
+            yield path
+    yield from sorted((data_folder / STAGING_FOLDER).glob(f"*/*/{COMMITTED}"))
+    for source in sorted((data_folder / CONNECT_FOLDER).glob(f"*/{JOURNAL}")):
+        yield from _staged(data_folder, source)
+
+
+def _staged(data_folder: Path, journal: Path) -> Iterator[Path]:
+    """The staged files of a source's last unit, where it has not been appended yet."""
+    saved = _load(journal)
+    for topic_id in saved.get("topics", {}).values():
+        sink = data_folder / STAGING_FOLDER / topic_id / f"{SINK_OF_SOURCE}{journal.parent.name}"
+        if _load(sink / COMMITTED).get("unit", 0) < saved.get("number", 0):
+            yield from sorted(
+                each for each in sink.glob("*") if each.name != COMMITTED and each.suffix != _UNFINISHED
+            )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read(data_folder: Path, path: Path) -> SavedFile | None:
+    try:
+        with path.open("rb") as file:
+            changed_ms = os.fstat(file.fileno()).st_mtime_ns // 1_000_000
+            return SavedFile(
+                path=path.relative_to(data_folder).as_posix(), content=file.read(), changed_ms=changed_ms
+            )
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"Can't read {path}: {error.strerror or error}.") from error
+
+
+# ------------------------------------------------------------------------------------------------------ restoring
+
+
+def put_back(data_folder: Path, manifest: Manifest, *, now_ms: int) -> None:
+    """Write the small files of a backup into a restored folder. Can be repeated."""
+    for each in manifest.files:
+        path = data_folder / each.path
+        disk.make_folder(path.parent)
+        is_journal = each.path.startswith(f"{CONNECT_FOLDER}/") and path.name == JOURNAL
+        disk.replace_file(path, _marked(each.content, manifest.id) if is_journal else each.content)
+        # When a reader was last there is when its file was changed.
+        os.utime(path, ns=(each.changed_ms * 1_000_000, each.changed_ms * 1_000_000))
+    ids = next((each.content for each in manifest.files if each.path == PRODUCER_IDS), b"{}")
+    disk.replace_file(data_folder / PRODUCER_IDS, _fresh_ids(ids, now_ms))
+
+
+def _marked(journal: bytes, backup_id: str) -> bytes:
+    """The position of a source that must know that the outside may have gone on without this log."""
+    try:
+        return json.dumps({**json.loads(journal), "restored": backup_id}).encode()
+    except (ValueError, TypeError):
+        # It was damaged already, which the source tells.
+        return journal
+
+
+def _fresh_ids(content: bytes, now_ms: int) -> bytes:
+    """Ids of producers that neither the original, whatever it has given since, nor another restored log gives."""
+    try:
+        known = int(json.loads(content)["next"])
+    except (ValueError, KeyError, TypeError):
+        known = 0
+    return json.dumps({"version": 1, "next": max(known, now_ms << 20)}).encode()
