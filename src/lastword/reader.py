@@ -235,6 +235,10 @@ class PartitionReader:
                     yield with_partition(clipped, self.partition)
             offset = placed[-1].header.next_offset
 
+    def count_tail(self, offset: int, end_offset: int) -> int:
+        """Count the records of a span in the WAL; OffsetGoneError if it does not have `offset` any more."""
+        return self._wal.count(offset, end_offset)
+
 
 def clip(records: pa.RecordBatch, end_offset: int) -> pa.RecordBatch:
     """The records before an offset."""

@@ -253,6 +253,91 @@ def test_a_setting_is_changed_and_a_bad_value_refused_in_the_servers_words(
     browser.find(row, "default")
 
 
+# ------------------------------------------------------------------------------------------------- records
+
+
+def values(browser: Browser) -> list[str]:
+    return browser.texts(".records .value code")
+
+
+def test_records_of_all_partitions_are_paged_through_the_newest_first(
+    browser: Browser, server: Server, api: httpx.Client
+) -> None:
+    api.post("/v1/topics", json={"name": "paged", "partitions": 3, "config": {"cleanup.policy": "compact"}})
+    sent = [
+        {
+            "key": f"k{number % 9}",
+            "value": f"v{number}",
+            "timestamp": 1_700_000_000_000 + number,
+            "partition": number % 3,
+        }
+        for number in range(120)
+    ]
+    api.post("/v1/topics/paged/records", json={"records": sent[:70]})
+    api.post("/v1/topics/paged/seal", json={})
+    api.post("/v1/topics/paged/records", json={"records": sent[70:]})
+    newest = [each["value"] for each in reversed(sent)]
+
+    browser.open(f"{server.url}/records?name=paged")
+    browser.find(".count", "Records 1 to 50 of 120, the newest first.")
+    assert values(browser) == newest[:50]
+    browser.find(".record .verdict", "stays")
+    browser.click(".pages a", "Older")
+    browser.find(".count", "Records 51 to 100 of 120")
+    assert values(browser) == newest[50:100]
+    browser.click(".pages a", "Older")
+    browser.find(".count", "Records 101 to 120 of 120")
+    assert values(browser) == newest[100:]
+    assert "Older" not in browser.find(".pages").text
+    browser.click(".pages a", "Newer")
+    browser.find(".count", "Records 51 to 100 of 120")
+    assert values(browser) == newest[50:100]
+    browser.click(".pages a", "Oldest")
+    browser.find(".count", "Records 71 to 120 of 120")
+    assert values(browser) == newest[70:]
+    browser.open(f"{server.url}/records?name=paged&partition=1")
+    browser.find(".count", "40 records, the newest first.")
+    assert values(browser) == newest[1::3]
+    assert complaints(browser) == []
+
+
+def test_the_last_word_of_a_key_with_many_records_comes_first(
+    browser: Browser, server: Server, api: httpx.Client
+) -> None:
+    topic = create(api, "busy", *({"key": "busy", "value": f"v{number}"} for number in range(430)))
+    api.post(f"/v1/topics/{topic}/records", json={"records": [{"key": "other", "value": "x"}]})
+    browser.open(f"{server.url}/records?name={topic}")
+    browser.run(
+        "arguments[0].value = 'key'; arguments[0].dispatchEvent(new Event('change'))",
+        browser.find('select[aria-label="Begin at"]'),
+    )
+    browser.type('input[aria-label="Key"]', "busy")
+    browser.click("button", "Show")
+    browser.find(".count", "Records 1 to 50 of 430 of this key, the newest first.")
+    assert values(browser)[:2] == ["v429", "v428"]
+    browser.find(".record:first-child .verdict", "stays")
+    browser.find(".record:nth-child(2) .verdict", "goes")
+    browser.click(".pages a", "Older")
+    browser.find(".count", "Records 51 to 100 of 430 of this key")
+    assert values(browser)[0] == "v379"
+
+
+def test_large_records_make_short_pages_and_none_is_hidden(
+    browser: Browser, server: Server, api: httpx.Client
+) -> None:
+    topic = create(
+        api, "bulky", *({"key": f"k{number}", "value": f"{number} {'x' * 400_000}"} for number in range(13))
+    )
+    for view in ("", "&view=state"):
+        browser.open(f"{server.url}/records?name={topic}{view}")
+        browser.find(".count", "13 keys; 11 of them on this page" if view else "Records 1 to 11 of 13")
+        assert len(browser.all(".record")) == 11
+        browser.click(".pages a", "Next page" if view else "Older")
+        browser.find(".count", "13 keys; 2 of them on this page" if view else "Records 12 to 13 of 13")
+        assert len(browser.all(".record")) == 2
+    assert complaints(browser) == []
+
+
 # --------------------------------------------------------------------------------------------- what is hostile
 
 HOSTILE = (

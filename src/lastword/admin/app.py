@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from lastword import running
 from lastword.admin import connectors, exposition, health, models, pages, problems, scenes
-from lastword.admin.desk import Desk, GroupAdmin, decoded, keys_of
+from lastword.admin.desk import Desk, GroupAdmin, decoded, keys_of, one_key
 from lastword.admin.jobs import EVENTS, Jobs
 from lastword.admin.page import page
 from lastword.errors import InvalidError, InvalidRecordError, UnavailableError
@@ -220,11 +221,12 @@ def _add_records(app: FastAPI, desk: Desk) -> None:
         seal: Annotated[bool, Query(description="Whether the run seals first.")] = True,
     ) -> Data:
         """Where records are, whether they stay or go in a compaction that begins now, why and until when."""
+        wanted_key = one_key(key, key_base64)
         # It reads the keys of all segments: that is the worker's, so that no produce has to wait for it.
         wanted = {
             "topic": topic,
             "partition": partition,
-            "key_base64": _one_key(key, key_base64),
+            "key_base64": None if wanted_key is None else base64.b64encode(wanted_key).decode(),
             "from_offset": from_offset,
             "limit": limit,
             "run": run,
@@ -232,14 +234,6 @@ def _add_records(app: FastAPI, desk: Desk) -> None:
         }
         found: Data = desk.worker.ask("explain", wanted)
         return found
-
-
-def _one_key(text: str | None, encoded: str | None) -> str | None:
-    if text is not None and encoded is not None:
-        raise InvalidError("key and key_base64 name two keys; give one of them.")
-    if text is None and encoded is None:
-        return None
-    return keys_of([] if text is None else [text], [] if encoded is None else [encoded])[0]
 
 
 def _parsed(index: int, entry: Data) -> Parsed:

@@ -108,6 +108,15 @@ def keys_of(texts: list[str], encoded: list[str]) -> list[str]:
     return keys
 
 
+def one_key(text: str | None, encoded: str | None) -> bytes | None:
+    """Return the key that a request names, as text or in base64, if any."""
+    if text is not None and encoded is not None:
+        raise InvalidError("key and key_base64 name two keys; give one of them.")
+    if encoded is not None:
+        return decoded(encoded, "key_base64")
+    return None if text is None else text.encode()
+
+
 def decoded(text: str, name: str) -> bytes:
     """Decode a parameter that is in base64."""
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import mimetypes
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from lastword.admin import models, views
-from lastword.admin.desk import Desk, decoded
+from lastword.admin.desk import Desk, decoded, one_key
 from lastword.errors import UnavailableError
 
 Data = dict[str, Any]
@@ -42,6 +43,7 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 MOST_STATE = 1000
+MOST_RECORDS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,30 @@ def _add_views(app: FastAPI, desk: Desk, overview: views.Overview) -> None:
     def settings(topic: str) -> list[Data]:
         """The settings that a topic may have of its own: what holds and why, what it means, what is allowed."""
         return views.settings(desk.log, topic)
+
+    @app.get("/v1/views/topics/{topic}/records", tags=["dashboard"])
+    def records(
+        topic: str,
+        partition: Annotated[int | None, Query(description="Only this partition.")] = None,
+        key: Annotated[str | None, Query(description="Only records of this key, as text.")] = None,
+        key_base64: Annotated[str | None, Query(description="Only records of this key.")] = None,
+        as_of: Annotated[str | None, Query(description="As it was: a time or snapshot:ID.")] = None,
+        at: Annotated[
+            str | None,
+            Query(
+                description="newest (the default), oldest, up to `offset:N` or `time:T` (ISO 8601, or milliseconds "
+                "since 1970), or what `next` (older) and `previous` (newer) of another page have."
+            ),
+        ] = None,
+        limit: Annotated[int, Query(alias="max", ge=1, le=MOST_RECORDS)] = 50,
+    ) -> Data:
+        """A page of records over all partitions, the newest first: of `total`, `newer` come before it."""
+        wanted = one_key(key, key_base64)
+        # A key is looked for in all keys; everything else knows where to look.
+        with nullcontext() if wanted is None else desk.searches.turn():
+            return views.records(
+                desk.log, topic, partition=partition, key=wanted, as_of=as_of, at=at, limit=limit
+            )
 
     @app.get("/v1/views/topics/{topic}/state", tags=["dashboard"])
     def state(

@@ -20,12 +20,13 @@ from lastword.compaction import plan
 from lastword.compaction.holds import ReaderPosition, Uptime, hold_of
 from lastword.config import is_internal
 from lastword.config.keys import TOPIC_KEYS
-from lastword.errors import LastwordError
+from lastword.errors import InvalidError, LastwordError
 from lastword.log import Log
+from lastword.operations.record_page import Place, RecordPage, place_of_offset, place_of_time, record_page
 from lastword.operations.records import point_of
 from lastword.operations.state_page import state_page
 from lastword.readers import committed_positions, group_positions
-from lastword.record_json import record_data
+from lastword.record_json import parse_time, record_data
 from lastword.segments.sketch import Sketches
 from lastword.segments.table import Segment, Snapshot
 from lastword.topic import Topic
@@ -403,6 +404,86 @@ def settings(log: Log, name: str) -> list[Data]:
         for each in log.explain_config(name)
         if (known := TOPIC_KEYS.get(each.key)) is not None
     ]
+
+
+# ------------------------------------------------------------------------------------------------ records
+
+
+def records(
+    log: Log,
+    name: str,
+    *,
+    partition: int | None = None,
+    key: bytes | None = None,
+    as_of: str | None = None,
+    at: str | None = None,
+    limit: int,
+    max_bytes: int = PAGE_BYTES,
+) -> Data:
+    """A page of records over all partitions, the newest first, and how many there are.
+
+    `at` is where: newest, oldest, up to `offset:N` or `time:T`, or before or since a place that another page named.
+    """
+    topic = log.topic(name)
+    point = None if as_of is None else point_of(topic, as_of, partition)
+
+    def page(before: Place | None = None, since: Place | None = None) -> RecordPage:
+        return record_page(
+            topic,
+            partition=partition,
+            key=key,
+            as_of=point,
+            before=before,
+            since=since,
+            limit=limit,
+            max_bytes=max_bytes,
+        )
+
+    before, since = _places(topic, at)
+    found = page(before, since)
+    if since is not None and found.since is None:
+        # Those that are newer are fewer than a page: it is filled with older ones.
+        found = page()
+    return {
+        "topic": name,
+        "total": found.total,
+        "newer": found.newer,
+        "records": [record_data(record) for record in found.records],
+        "next": None if found.before is None else f"before:{_text(found.before)}",
+        "previous": None if found.since is None else f"since:{_text(found.since)}",
+    }
+
+
+def _places(topic: Topic, at: str | None) -> tuple[Place | None, Place | None]:
+    """The place before which a page is, or the one from which on it is."""
+    kind, _, rest = (at or "newest").partition(":")
+    match kind:
+        case "newest":
+            return None, None
+        case "oldest":
+            return None, {}
+        case "offset" if rest.isascii() and rest.isdigit():
+            return place_of_offset(topic, int(rest)), None
+        case "time":
+            return place_of_time(topic, parse_time(rest)), None
+        case "before" if (place := _place(rest)) is not None:
+            return place, None
+        case "since" if (place := _place(rest)) is not None:
+            return None, place
+    raise InvalidError(
+        f"at is {at!r}; allowed: newest, oldest, offset:N, time:T, and what `next` and `previous` have"
+    )
+
+
+def _text(place: Place) -> str:
+    return ",".join(f"{partition}-{offset}" for partition, offset in sorted(place.items()))
+
+
+def _place(text: str) -> Place | None:
+    pairs = [each.split("-") for each in text.split(",")]
+    if not all(len(each) == 2 and each[0].isdecimal() and each[1].isdecimal() for each in pairs):
+        return None
+    return {int(partition): int(offset) for partition, offset in pairs}
 
 
 # ------------------------------------------------------------------------------------------------ the state

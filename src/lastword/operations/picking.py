@@ -1,23 +1,94 @@
-"""Picks records of a partition by their offsets, in memory that does not grow with what lies between them."""
+"""What pages of records are made of: a look at a topic, records picked by their offsets, and as many as fit.
+
+Memory does not grow with what lies between the records of a page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from lastword import timetravel
-from lastword.reader import PartitionReader, with_partition
+from lastword.errors import UnavailableError
+from lastword.reader import ATTEMPTS, PartitionReader, with_partition
+from lastword.record import Record
+from lastword.segments.table import SegmentGoneError
 from lastword.state import at_offsets
-from lastword.timetravel import View
+from lastword.timetravel import AsOf, View
+from lastword.topic import Topic
+from lastword.wal.reader import OffsetGoneError
 
+T = TypeVar("T")
+Rank = TypeVar("Rank", int, bytes)
+Source = tuple[PartitionReader, View]
+"""A partition, and what it shows."""
 Offsets = npt.NDArray[np.int64]
 
 FAR = 10_000
 """Where the next wanted record of the WAL is further away, the batches between are not decoded."""
+
+
+def look(
+    topic: Topic, as_of: AsOf | None, act: Callable[[Sequence[Source]], T], partition: int | None = None
+) -> T:
+    """Do something with what a topic, or one partition, shows now or showed once; again where that moves meanwhile."""
+    with ExitStack() as opened:
+        readers = topic.partition_readers() if partition is None else [topic.partition_reader(partition)]
+        for reader in readers:
+            opened.callback(reader.close)
+        for _ in range(ATTEMPTS):
+            try:
+                with ExitStack() as pinned:
+                    return act([_source(reader, as_of, pinned) for reader in readers])
+            except (SegmentGoneError, OffsetGoneError):
+                # Sealing or retention moved the records meanwhile: look again.
+                continue
+    raise UnavailableError(f"{topic.name} changed {ATTEMPTS} times while it was read.")
+
+
+def _source(reader: PartitionReader, as_of: AsOf | None, pinned: ExitStack) -> Source:
+    view = timetravel.view_now(reader) if as_of is None else timetravel.view_as_of(reader, as_of)
+    pinned.enter_context(reader.pin(view.snapshot))
+    return reader, view
+
+
+class Taken(Generic[Rank]):
+    """The records of a page, those of the lowest ranks: they come in any order, and no more is held than fits.
+
+    A page ends with the record that passes `max_bytes` of keys and values, and has at least one.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._by_rank: dict[Rank, Record] = {}
+        self._size_bytes = 0
+        self._end: Rank | None = None
+
+    def add(self, rank: Rank, record: Record) -> None:
+        if self._end is not None and rank >= self._end:
+            return
+        self._by_rank[rank] = record
+        self._size_bytes += _size_bytes(record)
+        while self._size_bytes >= self._max_bytes and len(self._by_rank) > 1:
+            last = max(self._by_rank)
+            rest_bytes = self._size_bytes - _size_bytes(self._by_rank[last])
+            if rest_bytes < self._max_bytes:
+                return
+            del self._by_rank[last]
+            self._size_bytes, self._end = rest_bytes, last
+
+    def in_order(self) -> tuple[Record, ...]:
+        return tuple(self._by_rank[rank] for rank in sorted(self._by_rank))
+
+
+def _size_bytes(record: Record) -> int:
+    return len(record.key or b"") + len(record.value or b"")
 
 
 def pick(reader: PartitionReader, view: View, offsets: Offsets) -> Iterator[pa.RecordBatch]:

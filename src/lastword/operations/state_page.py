@@ -12,7 +12,6 @@ and where these don't fit either, with only the first ones behind the last page:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,23 +22,18 @@ import pyarrow.compute as pc
 from lastword import timetravel
 from lastword.compaction import strategy
 from lastword.config import TopicSettings
-from lastword.errors import UnavailableError
-from lastword.operations.picking import pick
-from lastword.reader import ATTEMPTS, PartitionReader, clip, to_records
+from lastword.operations.picking import Source, Taken, look, pick
+from lastword.reader import PartitionReader, clip, to_records
 from lastword.record import Record
-from lastword.segments.table import SegmentGoneError
 from lastword.state import contest, once_each
 from lastword.timetravel import AsOf, View
 from lastword.topic import Topic
-from lastword.wal.reader import OffsetGoneError
 
 MOST_BYTES = 16 << 20
 """Keys and versions of so many bytes compete at once; some copies of them are in memory then."""
 MERGE_BYTES = 2 << 20
 FIRST_KEYS = 20_000
 """Where the keys can't all compete at once, so many do, the first behind the last page, if a page has fewer."""
-
-Source = tuple[PartitionReader, View]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +64,7 @@ def state_page(
 
     It ends with the record that passes `max_bytes` of keys and values.
     """
-    question = _Question(topic.settings, search, after, limit, max_bytes)
-    with ExitStack() as opened:
-        readers = [opened.enter_context(closing(reader)) for reader in topic.partition_readers()]
-        for _ in range(ATTEMPTS):
-            try:
-                with ExitStack() as pinned:
-                    return question.answer([_source(reader, as_of, pinned) for reader in readers])
-            except (SegmentGoneError, OffsetGoneError):
-                # Sealing or retention moved the records meanwhile: look again.
-                continue
-    raise UnavailableError(f"{topic.name} changed {ATTEMPTS} times while its state was read.")
-
-
-def _source(reader: PartitionReader, as_of: AsOf | None, pinned: ExitStack) -> Source:
-    view = timetravel.view_now(reader) if as_of is None else timetravel.view_as_of(reader, as_of)
-    pinned.enter_context(reader.pin(view.snapshot))
-    return reader, view
+    return look(topic, as_of, _Question(topic.settings, search, after, limit, max_bytes).answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +177,13 @@ class _Question:
     ) -> StatePage:
         chosen = found.take(pc.select_k_unstable(found, self.limit, sort_keys=[("key", "ascending")]))
         more = more or len(chosen) < len(found)
-        taken = _Taken(self.max_bytes)
+        taken = Taken[bytes](self.max_bytes)
         for reader, view in sources:
             own = chosen.filter(pc.equal(chosen.column("partition"), reader.partition))
             for batch in pick(reader, view, np.sort(own.column("offset").to_numpy())):
                 for record in to_records(batch):
-                    taken.add(record)
+                    assert record.key is not None
+                    taken.add(record.key, record)
         records = taken.in_order()
         if len(records) < len(chosen):
             more, end = True, None
@@ -228,41 +207,10 @@ class _Cut:
         return best.filter(pc.less_equal(best.column("key"), pa.scalar(last, pa.binary())))
 
 
-class _Taken:
-    """The records of a page, the first by key: they come in any order, and no more is held than `max_bytes` let in."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._by_key: dict[bytes, Record] = {}
-        self._size_bytes = 0
-        self._end: bytes | None = None
-
-    def add(self, record: Record) -> None:
-        assert record.key is not None
-        if self._end is not None and record.key >= self._end:
-            return
-        self._by_key[record.key] = record
-        self._size_bytes += _size_bytes(record)
-        while self._size_bytes >= self._max_bytes and len(self._by_key) > 1:
-            last = max(self._by_key)
-            rest_bytes = self._size_bytes - _size_bytes(self._by_key[last])
-            if rest_bytes < self._max_bytes:
-                return
-            del self._by_key[last]
-            self._size_bytes, self._end = rest_bytes, last
-
-    def in_order(self) -> tuple[Record, ...]:
-        return tuple(self._by_key[key] for key in sorted(self._by_key))
-
-
 def _behind(rows: pa.Table, after: bytes | None) -> pa.Table:
     return (
         rows if after is None else rows.filter(pc.greater(rows.column("key"), pa.scalar(after, pa.binary())))
     )
-
-
-def _size_bytes(record: Record) -> int:
-    return len(record.key or b"") + len(record.value or b"")
 
 
 def _from(records: pa.RecordBatch, offset: int) -> pa.RecordBatch:

@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -141,6 +143,32 @@ class SegmentFiles:
         """
         schema = PAYLOAD_SCHEMA if columns is None else _selected(columns)
         return _stream(self.file_io(), segment, schema, wanted)
+
+    def times(
+        self, segment: Segment, start: int, end: int, *, backwards: bool = False
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Read offsets and times in milliseconds (-1: none) of the records in a span, a row group at a time.
+
+        Within a row group they are in offset order, `backwards`, too.
+        """
+        schema = _selected(["offset", "timestamp"])
+        return _times(self.file_io(), segment, schema, start, end, backwards)
+
+    def count(self, segment: Segment, start: int, end: int) -> int:
+        """Count the records in a span of offsets: by the footer, but for the row groups that reach beyond the span."""
+        if start <= segment.first_offset and segment.last_offset < end:
+            return segment.records
+        file_io = self.file_io()
+        with damage_named(file_io, segment), file_io.new_input(segment.path).open() as source:
+            parquet = pq.ParquetFile(source, page_checksum_verification=True)
+            total = 0
+            for group, first, last in _bounds(parquet, segment):
+                if start <= first and last < end:
+                    total += parquet.metadata.row_group(group).num_rows
+                elif start <= last and first < end:
+                    offsets = parquet.read_row_group(group, columns=["offset"]).column("offset").to_numpy()
+                    total += int(np.count_nonzero((offsets >= start) & (offsets < end)))
+            return total
 
     def discard(self, segment: Segment) -> None:
         """Remove a file that was written for nothing; where that fails the collector does it."""
@@ -388,6 +416,31 @@ def _stream(
                         break
                     payload = _as_payload(pa.Table.from_batches([rows]), schema)
                 yield from payload.to_batches()
+
+
+def _times(
+    file_io: SyncedFileIO, segment: Segment, schema: pa.Schema, start: int, end: int, backwards: bool
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    with damage_named(file_io, segment):
+        source = file_io.new_input(segment.path).open()
+    with source:
+        with damage_named(file_io, segment):
+            parquet = pq.ParquetFile(source, page_checksum_verification=True)
+        groups = [
+            [group] for group, first, last in _bounds(parquet, segment) if first < end and last >= start
+        ]
+        if FORMAT_KEY not in (parquet.metadata.metadata or {}):
+            groups = [list(range(parquet.num_row_groups))]
+        for group in reversed(groups) if backwards else groups:
+            with damage_named(file_io, segment):
+                rows = parquet.read_row_groups(
+                    group, columns=[*schema.names, "timestamp_type"], use_threads=False
+                )
+                rows = _as_payload(rows, schema).sort_by("offset")
+            offsets = rows.column("offset").to_numpy()
+            times_us = rows.column("timestamp").cast(pa.int64()).fill_null(-1000).to_numpy()
+            within = slice(int(np.searchsorted(offsets, start)), int(np.searchsorted(offsets, end)))
+            yield offsets[within], times_us[within] // 1000
 
 
 def _bounds(parquet: pq.ParquetFile, segment: Segment) -> Iterator[tuple[int, int, int]]:

@@ -96,6 +96,24 @@ class WalReader:
                 raise unreadable(self._folder, offset, error) from error
         raise OffsetGoneError
 
+    def count(self, offset: int, end_offset: int) -> int:
+        """Count the records from an offset up to another, by the headers of their batches where these are within.
+
+        A batch may span offsets whose records are gone. Errors are those of `read`.
+        """
+        total = 0
+        start = offset
+        while offset < end_offset and (placed := self.read(offset, max_bytes=DECODE_BYTES)):
+            for each in placed:
+                if start <= each.header.base_offset and each.header.next_offset <= end_offset:
+                    total += each.header.record_count
+                else:
+                    for records in decode([each], from_offset=start):
+                        offsets = records.column("offset").to_numpy()
+                        total += int(np.searchsorted(offsets, end_offset))
+            offset = placed[-1].header.next_offset
+        return total
+
     def close(self) -> None:
         if self._cursor is not None:
             os.close(self._cursor.fd)

@@ -1,4 +1,4 @@
-// Records of a topic by offset, time or key, and its state; each with why it stays or goes, if that is wanted.
+// Records of a topic, the newest first, by offset, time or key, and its state; each with why it stays or goes, if wanted.
 
 import { get, topicPath } from "./api.js";
 import { go } from "./app.js";
@@ -6,7 +6,6 @@ import { h, set } from "./dom.js";
 import { bytes, bytesOf, count, hex, isNull, line, plural, prettyJson, textOf, time, visibleLines } from "./format.js";
 
 const PAGE = 50;
-const PAGE_BYTES = 4 << 20;
 const MOST_SHOWN = 200_000;
 
 export const title = (parameters) => `Records${parameters.get("name") ? ` of ${parameters.get("name")}` : ""}`;
@@ -51,7 +50,7 @@ const address = (view, changes) => {
 };
 
 function tabs(view, state) {
-  const clear = { view: null, from: null, key: null, key_base64: null, time: null, search: null, after: null };
+  const clear = { view: null, at: null, key: null, key_base64: null, search: null, after: null };
   return h(
     "span",
     { class: "tabs" },
@@ -82,12 +81,13 @@ function looks(view) {
 
 function logForm(view) {
   const now = view.parameters;
-  const mode = now.has("key") || now.has("key_base64") ? "key" : now.has("time") ? "time" : now.get("from") === "latest" ? "latest" : now.has("from") ? "offset" : "start";
+  const [at, rest] = split(now.get("at"));
+  const mode = now.has("key") || now.has("key_base64") ? "key" : ["oldest", "offset", "time"].includes(at) ? at : "newest";
   const partition = h("select", { "aria-label": "Partition" }, h("option", { value: "" }, "all partitions"), Array.from({ length: view.topic.partitions }, (_, index) => h("option", { value: index, selected: now.get("partition") === String(index) }, `partition ${index}`)));
   const input = h("input", { spellcheck: "false", autocomplete: "off" });
-  const kind = h("select", { "aria-label": "Begin at" }, [["start", "from the start"], ["latest", "the newest"], ["offset", "from an offset"], ["time", "from a time"], ["key", "of a key"]].map(([value, label]) => h("option", { value, selected: value === mode }, label)));
+  const kind = h("select", { "aria-label": "Begin at" }, [["newest", "the newest"], ["oldest", "the oldest"], ["offset", "up to an offset"], ["time", "up to a time"], ["key", "of a key"]].map(([value, label]) => h("option", { value, selected: value === mode }, label)));
   const adjust = () => {
-    input.hidden = ["start", "latest"].includes(kind.value);
+    input.hidden = ["newest", "oldest"].includes(kind.value);
     input.type = kind.value === "time" ? "datetime-local" : kind.value === "offset" ? "number" : "text";
     if (kind.value === "time") input.step = "1";
     if (kind.value === "offset") input.min = "0";
@@ -96,16 +96,15 @@ function logForm(view) {
   };
   kind.addEventListener("change", () => (adjust(), (input.value = ""), input.hidden || input.focus()));
   adjust();
-  input.value = mode === "key" ? (now.get("key") ?? "") : mode === "time" ? now.get("time").replace("Z", "") : mode === "offset" ? now.get("from") : "";
+  input.value = mode === "key" ? (now.get("key") ?? "") : mode === "time" ? rest.replace("Z", "") : mode === "offset" ? rest : "";
   const explain = h("input", { type: "checkbox", checked: wantsReasons(view), onchange: () => go(address(view, { explain: explain.checked ? "1" : "0" }), { replace: true }) });
   const submit = (event) => {
     event.preventDefault();
-    const changes = { partition: partition.value, from: null, time: null, key: null, key_base64: null };
-    if (kind.value === "latest") changes.from = "latest";
-    if (kind.value === "offset") changes.from = input.value || "0";
-    if (kind.value === "time" && input.value) changes.time = `${input.value}Z`;
+    const changes = { partition: partition.value, at: null, key: null, key_base64: null };
+    if (kind.value === "oldest") changes.at = "oldest";
+    if (kind.value === "offset") changes.at = `offset:${input.value || "0"}`;
+    if (kind.value === "time" && input.value) changes.at = `time:${input.value}Z`;
     if (kind.value === "key") changes.key = input.value;
-    if (kind.value === "offset" && !changes.partition && view.topic.partitions > 1) changes.partition = "0";
     go(address(view, changes), { replace: true });
   };
   const isPast = now.has("as_of");
@@ -120,6 +119,11 @@ function logForm(view) {
     looks(view),
     !isPast && h("label", { class: "check" }, explain, "explain"),
   );
+}
+
+function split(at) {
+  const colon = (at ?? "").indexOf(":");
+  return colon < 0 ? [at ?? "newest", ""] : [at.slice(0, colon), at.slice(colon + 1)];
 }
 
 function stateForm(view) {
@@ -146,11 +150,11 @@ async function load(view, state) {
       const found = await get(`/v1/views/topics/${encodeURIComponent(view.name)}/state`, { search: parameters.get("search"), as_of: parameters.get("as_of"), after: parameters.get("after"), max: PAGE }, life.signal);
       return render(view, { records: found.records, says: saysState(found, parameters.get("search")), state, links: pageLinks(view, { newer: parameters.has("after") && { after: null }, older: found.next !== null && { after: found.next } }, ["First page", "Next page"]) });
     }
-    if (parameters.has("key") || parameters.has("key_base64")) return byKey(view);
-    const found = await get(topicPath(view.name, "/records"), await query(view), life.signal);
-    const reasons = parameters.has("as_of") || !wantsReasons(view) ? null : await explanations(view, found.records);
-    const more = found.next && found.records.length >= PAGE;
-    render(view, { records: found.records, reasons, says: found.records.length ? `${plural(found.records.length, "record")}${more ? ", and there are more" : ""}.` : "No records there.", next: found.next });
+    const asked = { key: parameters.get("key"), key_base64: parameters.get("key_base64"), partition: parameters.get("partition") };
+    const page = await get(`/v1/views/topics/${encodeURIComponent(view.name)}/records`, { ...asked, as_of: parameters.get("as_of"), at: parameters.get("at"), max: PAGE }, life.signal);
+    const found = { records: page.records, says: saysRecords(page, asked.key !== null || asked.key_base64 !== null), links: recordLinks(view, page) };
+    render(view, found);
+    if (!parameters.has("as_of") && wantsReasons(view) && page.records.length) await explain(view, found, asked);
   } catch (error) {
     if (error.name !== "AbortError") set(results, h("p", { class: "problem", role: "alert" }, error.message));
   }
@@ -166,36 +170,43 @@ function saysState(found, search) {
 /** Links to the pages before and behind this one; each is the changes of the address, or nothing. */
 function pageLinks(view, { newer, older }, [before, behind]) {
   const link = (changes, text, rel) => changes && h("a", { href: address(view, changes), "data-page": true, rel }, text);
-  return (newer || older) && h("p", { class: "links pages" }, link(newer, before, "prev"), link(older, behind, "next"));
+  if (!newer && !older) return null;
+  return h("p", { class: "links pages" }, link(newer, before, "prev"), link(older, behind, "next"));
 }
 
-async function query(view) {
-  const { parameters } = view;
-  const partition = parameters.get("partition");
-  const asked = { partition, max: PAGE, max_bytes: PAGE_BYTES, as_of: parameters.get("as_of"), from_time: parameters.get("time"), from: parameters.get("from") };
-  if (asked.from !== "latest") return asked;
-  // The newest: the last page before the end.
-  const layout = view.topic;
-  const chosen = partition === null ? layout.partition_list.reduce((most, each) => (each.log_end > most.log_end ? each : most)) : layout.partition_list[Number(partition)];
-  return { ...asked, partition: chosen.partition, from: Math.max(chosen.log_start, chosen.log_end - PAGE) };
+function saysRecords({ total, newer, records }, ofKey) {
+  const shown = records.length;
+  if (total === null) return `${plural(shown, "record")} on this page, the newest first. Damage keeps the others from being counted.`;
+  if (total === 0) return ofKey ? "There is no record of this key." : "There are no records.";
+  const whole = `${plural(total, "record")}${ofKey ? " of this key" : ""}`;
+  if (shown === 0) return `None of the ${whole} is as old as that.`;
+  if (shown === total) return `${whole}, the newest first.`;
+  return `Records ${count(newer + 1)} to ${count(newer + shown)} of ${count(total)}${ofKey ? " of this key" : ""}, the newest first.`;
 }
 
-async function explanations(view, records) {
-  const found = new Map();
+function recordLinks(view, { previous, next }) {
+  const link = (at, text, rel) => h("a", { href: address(view, { at }), "data-page": true, rel }, text);
+  if (previous === null && next === null) return null;
+  return h("p", { class: "links pages" }, previous !== null && [link(null, "Newest"), link(previous, "Newer", "prev")], next !== null && [link(next, "Older", "next"), link("oldest", "Oldest")]);
+}
+
+/** Says of records that are shown already why they stay or go. Where nobody can say it, they are shown all the same. */
+async function explain(view, found, asked) {
   const byPartition = new Map();
-  for (const each of records) byPartition.set(each.partition, [...(byPartition.get(each.partition) ?? []), each.offset]);
-  for (const [partition, offsets] of byPartition) {
-    const answer = await get(topicPath(view.name, "/explain"), { partition, from: Math.min(...offsets), limit: offsets.length }, view.life.signal);
-    for (const each of answer.partitions.flatMap((one) => one.records)) found.set(`${each.partition}/${each.offset}`, each);
+  for (const each of found.records) byPartition.set(each.partition, [...(byPartition.get(each.partition) ?? []), each.offset]);
+  found.reasons = new Map();
+  try {
+    for (const [partition, offsets] of byPartition) {
+      // The records of a page are neighbours in their partition, or among those of their key.
+      const answer = await get(topicPath(view.name, "/explain"), { ...asked, partition, from: Math.min(...offsets), limit: offsets.length }, view.life.signal);
+      for (const each of answer.partitions.flatMap((one) => one.records)) found.reasons.set(`${each.partition}/${each.offset}`, each);
+      for (const row of view.results.querySelectorAll("li[data-where]")) giveReason(row, found.reasons.get(row.dataset.where));
+    }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    found.unexplained = `Why records stay or go can't be said now: ${error.message}`;
+    view.results.querySelector(".count").after(h("p", { class: "notice", role: "status" }, found.unexplained));
   }
-  return found;
-}
-
-async function byKey(view) {
-  const { parameters } = view;
-  const answer = await get(topicPath(view.name, "/explain"), { key: parameters.get("key"), key_base64: parameters.get("key_base64"), partition: parameters.get("partition"), limit: 200 }, view.life.signal);
-  const records = answer.partitions.flatMap((each) => each.records);
-  render(view, { records, reasons: new Map(records.map((each) => [`${each.partition}/${each.offset}`, each])), says: records.length ? `${plural(records.length, "record")} of this key, the oldest first.` : "There is no record of this key." });
 }
 
 // -------------------------------------------------------------------------------------------------- drawing
@@ -204,13 +215,7 @@ function render(view, found) {
   const { results } = view;
   view.redraw = () => render(view, found);
   const rows = found.records.map((each) => card(view, each, found.reasons?.get(`${each.partition}/${each.offset}`), found.state));
-  set(results, h("p", { class: "soft count" }, found.says), h("ol", { class: "records" }, rows), found.links, found.next && found.records.length >= PAGE && onwards(view, found));
-}
-
-function onwards(view, found) {
-  // The next page of one partition is a link; of several, one link each that has more.
-  const partitions = [...new Set(found.records.map((each) => each.partition))];
-  return h("p", { class: "links" }, partitions.map((partition) => h("a", { href: address(view, { partition, from: found.next[partition], time: null }), "data-page": true }, partitions.length > 1 ? `Next of partition ${partition}` : "Next page")));
+  set(results, h("p", { class: "soft count" }, found.says), found.unexplained && h("p", { class: "notice", role: "status" }, found.unexplained), found.links, h("ol", { class: "records" }, rows), found.links?.cloneNode(true));
 }
 
 function card(view, record, reason, state) {
@@ -218,14 +223,20 @@ function card(view, record, reason, state) {
     return h("li", { class: "record in-state" }, keyOf(record), valueOf(view, record), h("div", { class: "where soft" }, h("b", {}, `offset ${count(record.offset)}`), h("span", {}, `partition ${record.partition}`), h("span", {}, time(record.timestamp))));
   }
   const tombstone = isNull(record, "value");
-  const place = reason && h("span", { class: `place ${reason.place.kind.replace(" ", "-")}` }, reason.place.kind);
-  return h(
+  const row = h(
     "li",
-    { class: `record ${tombstone ? "is-tombstone" : ""} ${reason?.goes ? "goes" : ""}` },
+    { class: `record ${tombstone ? "is-tombstone" : ""}`, "data-where": `${record.partition}/${record.offset}` },
     h("div", { class: "where" }, h("b", {}, count(record.offset)), h("span", { class: "soft" }, `partition ${record.partition}`), h("span", { class: "soft" }, time(record.timestamp))),
     h("div", { class: "what" }, keyOf(record), tombstone ? h("span", { class: "tombstone" }, "tombstone: deletes its key") : valueOf(view, record), headers(record)),
-    reason && h("div", { class: "why" }, h("span", { class: `verdict ${reason.goes ? "goes" : "stays"}` }, reason.goes ? "goes" : "stays"), place, h("span", { class: "reason" }, reason.reason)),
   );
+  giveReason(row, reason);
+  return row;
+}
+
+function giveReason(row, reason) {
+  if (!reason || row.querySelector(".why")) return;
+  row.classList.toggle("goes", reason.goes);
+  row.append(h("div", { class: "why" }, h("span", { class: `verdict ${reason.goes ? "goes" : "stays"}` }, reason.goes ? "goes" : "stays"), h("span", { class: `place ${reason.place.kind.replace(" ", "-")}` }, reason.place.kind), h("span", { class: "reason" }, reason.reason)));
 }
 
 function keyOf(record) {
