@@ -97,9 +97,21 @@ class Storage:
         """Whether another folder could use the same tables."""
         return not (self.has_catalog and self.has_warehouse)
 
-    def open_catalog(self, clock: Clock, announce: Announce = to_nobody) -> IcebergCatalog:
+    def open_catalog(
+        self, clock: Clock, announce: Announce = to_nobody, *, create: bool = True
+    ) -> IcebergCatalog:
+        file = sqlite_file(self.properties)
+        if not create and file is not None and not file.exists():
+            # SQLite would make an empty one.
+            raise InvalidError(
+                f"There is no catalog {file}: nothing was ever written to the log in {self.folder}."
+            )
         return IcebergCatalog.open(
-            properties=self.properties, warehouse=self.warehouse, clock=clock, announce=announce
+            properties=self.properties,
+            warehouse=self.warehouse,
+            clock=clock,
+            announce=announce,
+            create=create,
         )
 
 

@@ -27,8 +27,9 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from uuid import UUID
 
-from lastword import identity, leases, relocating, retention
+from lastword import identity, leases, relocating, retention, staged
 from lastword.announcements import Announcements
 from lastword.channel import ChannelServer, ask
 from lastword.clock import Clock, SystemClock, new_uuid
@@ -53,7 +54,7 @@ from lastword.errors import (
     UnknownTopicError,
 )
 from lastword.folder import CONFIG_FILE, Storage, check_folder, load_config
-from lastword.leases import LeaseKeeper
+from lastword.leases import HeldLease, LeaseKeeper
 from lastword.lifecycle import Deletion, Lifecycle, UndecidedError
 from lastword.listing import TopicListing, UnreadableTopic, Visited, visit
 from lastword.locks import Role, RoleLock, writer_channel
@@ -87,6 +88,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_PARTITIONS = 10_000
+STAGE_JOB = "stage"
+"""The job of leases that tasks hold while they stage records."""
+STAGED_GRACE_MS = 86_400_000
+"""Records that were staged for an append wait at least this long for it: all tasks of a write end before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +179,9 @@ class Log:
                 )
                 relocating.settle(storage, clock)
             self._leases = LeaseKeeper(self.path, clock, self.config.lease_ttl_ms)
-            self._catalog: SegmentCatalog = storage.open_catalog(clock, self.announcements.announce)
+            self._catalog: SegmentCatalog = storage.open_catalog(
+                clock, self.announcements.announce, create=self._writes
+            )
             self._lifecycle = Lifecycle(self.path, self._catalog, clock)
             if self._writes:
                 _allow_many_files()
@@ -278,6 +285,11 @@ class Log:
             infos=tuple(info for info in visited.found.values() if not info.deleted),
             unreadable=tuple(self._unreadable(name, error) for name, error in visited.problems.items()),
         )
+
+    def lease_for_staging(self, topic_id: UUID) -> HeldLease:
+        """Keep what is being staged for a topic from being swept. Release it, or use it in a `with` statement."""
+        self._check_open()
+        return self._leases.hold(topic_id=topic_id.hex, job=STAGE_JOB)
 
     def visit(self, act: Callable[[str], T], names: Iterable[str] | None = None) -> Visited[T]:
         """Do something to each topic, or to some, by its name.
@@ -430,6 +442,7 @@ class Log:
                 wal = deleter.execute(wals, deletions, now_ms)
                 if "collect" in wanted_steps:
                     leases.sweep(self.path, now_ms - self.config.collect_grace_ms)
+                    self._sweep_staged(now_ms)
                     with _warned("deletions of topics are finished later"):
                         self._have_deletions_finished()
             return MaintenanceReport(
@@ -759,6 +772,12 @@ class Log:
                 return topic.roll(due_only=due_only)
             finally:
                 topic.close()
+
+    def _sweep_staged(self, now_ms: int) -> None:
+        busy = {each.topic_id for each in leases.live_leases(self.path, now_ms) if each.job == STAGE_JOB}
+        grace_ms = max(self.config.collect_grace_ms, STAGED_GRACE_MS)
+        with _warned("what was staged is swept later"):
+            staged.sweep(self.path, before_ms=now_ms - grace_ms, busy=busy)
 
     def _have_deletions_finished(self) -> None:
         """Finish deletions as the writer, or ask it to; where there is none, be the writer for a moment."""

@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -46,6 +47,8 @@ from lastword.wal.writer import PartitionWriter
 logger = logging.getLogger(__name__)
 
 STAGING_FOLDER: Final = "staging"
+ONE_WRITE: Final = re.compile("job-[0-9a-f]{32}")
+"""The names of sinks that are for one write alone."""
 _COMMITTED: Final = "committed.json"
 _UNIT: Final = "unit.json"
 
@@ -329,6 +332,37 @@ def ask_writer(data_folder: Path, topic: str, sink: str, number: int) -> int | N
         return None
     answer = ask(channel, {"do": "append", "topic": topic, "sink": sink, "number": number})
     return None if answer is None else int(answer["appended"])
+
+
+def sweep(data_folder: Path, *, before_ms: int, busy: Collection[str]) -> None:
+    """Remove what writes that were killed have staged: nothing has changed in their sink since a time.
+
+    The number of the last unit stays, and a unit under way with its files: a query that is started again goes on with
+    them. A sink of one write alone, which nobody starts again, goes whole, unless some of its records are in the log.
+    Topics in `busy`, by the hex of their ids, are being written to.
+    """
+    folders = (data_folder / STAGING_FOLDER).glob("*/*")
+    for folder in [each for each in folders if each.is_dir() and each.parent.name not in busy]:
+        with suppress(FileNotFoundError, LastwordError):
+            if _changed_ms(folder) < before_ms:
+                _sweep_sink(Sink(data_folder, UUID(folder.parent.name), folder.name))
+        with suppress(OSError):
+            # If that was all of the topic.
+            folder.parent.rmdir()
+
+
+def _changed_ms(folder: Path) -> int:
+    """When anything in a folder was last changed, added or removed."""
+    return max(each.stat().st_mtime_ns for each in (folder, *folder.iterdir())) // 1_000_000
+
+
+def _sweep_sink(sink: Sink) -> None:
+    is_begun = any(sink.folder.glob("*.note"))
+    if ONE_WRITE.fullmatch(sink.folder.name) and not is_begun:
+        logger.info("removing what a write that was not finished has staged in %s", sink.folder)
+        shutil.rmtree(sink.folder)
+        return
+    sink.discard(path.name for path in sink.folder.glob("*.batches"))
 
 
 def forget(data_folder: Path, topic_id: UUID) -> None:

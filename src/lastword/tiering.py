@@ -31,7 +31,15 @@ from lastword import metrics
 from lastword.clock import monotonic_s
 from lastword.errors import CorruptError
 from lastword.leases import LeaseKeeper
-from lastword.segments.table import Codec, Positions, Segment, SegmentTable, Snapshot, retry_on_conflict
+from lastword.segments.table import (
+    Codec,
+    Positions,
+    Segment,
+    SegmentTable,
+    Snapshot,
+    check_not_deleted,
+    retry_on_conflict,
+)
 from lastword.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal.files import WalFile
@@ -158,6 +166,8 @@ def seal(
     total_bytes = sum(each.size_bytes for each in todo)
     pending: list[_Sealed] = []
     with leases.hold(topic_id=snapshot.topic.id.hex, job="seal") as lease:
+        # From here on a deletion waits for this job before it is done with the topic's files. One that did not:
+        check_not_deleted(table.snapshot())
 
         def commit() -> None:
             nonlocal report
@@ -242,6 +252,7 @@ def _commit(
 ) -> tuple[Snapshot, list[_Sealed]]:
     def attempt() -> tuple[Snapshot, list[_Sealed]]:
         base = table.snapshot()
+        check_not_deleted(base)
         positions: dict[int, Positions] = {}
         fitting: list[_Sealed] = []
         for each in sealed:
@@ -252,7 +263,7 @@ def _commit(
                     now, sealed_end=each.file.end_offset, epochs=epochs[each.file.partition]
                 )
                 fitting.append(each)
-        if not fitting or base.topic.deleted:
+        if not fitting:
             return base, []
         segments = [each.segment for each in fitting if each.segment is not None]
         details = {

@@ -297,3 +297,50 @@ class TestOthersGoOn:
             assert worker.topic("a").seal().records == 2
             gate.open()
             changing.join()
+
+
+class TestAJobThatWritesMeanwhile:
+    @pytest.mark.parametrize("job", ["compact", "seal"])
+    def test_what_it_writes_goes_too(self, tmp_path: Path, clock: ManualClock, job: str) -> None:
+        with (
+            open_log(tmp_path / "d", clock, INLINE) as log,
+            open_log(tmp_path / "d", clock, INLINE, maintain_only=True) as worker,
+        ):
+            topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+            for _ in range(2):
+                fill(topic, 0, 3)
+                topic.seal()
+            fill(topic, 3, 4)
+            found: list[Any] = []
+
+            def work() -> None:
+                if job == "compact":
+                    found.append(worker.compact(asked_for=True))
+                else:
+                    found.append(worker.visit(lambda name: worker.topic(name).seal()))
+
+            gate = Gate("segment.file.opening")
+            working = in_thread(work)
+            gate.wait()
+            log.delete_topic("t")
+            assert len(list((log.path / "deleting").iterdir())) == 1
+            gate.open()
+            working.join()
+            if job == "compact":
+                assert (found[0].partitions, found[0].failed_topics) == ((), ())
+            else:
+                assert (found[0].found, found[0].problems) == ({}, {})
+
+            worker.run_retention(steps=["collect"])
+
+            assert [path for path in log.path.rglob("*") if topic.id.hex in str(path)] == []
+            assert log.topics() == []
+
+    def test_a_replay_that_goes_on_does_not_keep_anything(self, log: Log) -> None:
+        topic = log.create_topic("t")
+        fill(topic, 0, 3)
+        topic.seal()
+        reading = topic.read()
+        next(reading)
+        log.delete_topic("t")
+        assert [path for path in log.path.rglob("*") if topic.id.hex in str(path)] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.support.forks import killed_at
 from tests.support.logs import open_log
 
 from lastword import NewRecord, batch, disk
+from lastword.clock import new_uuid
 from lastword.errors import InvalidError, InvalidRecordError, OffsetOutOfRangeError, WriteFailedError
 from lastword.log import Log
 from lastword.staged import Piece, Sink, Unit, topic_folder
@@ -304,3 +306,73 @@ def test_a_unit_that_belongs_elsewhere_is_refused_and_nothing_happens(folder: Pa
         write_gaps(folder, 2, 5, [9])
     with open_log(folder, ManualClock(), {}) as log:
         assert log.topic("t").append("k", "v", partition=0).offset == 8
+
+
+class TestSweep:
+    DAY_MS = 86_400_000
+
+    @staticmethod
+    def age(folder: Path, now_ms: int) -> None:
+        """Make everything in a folder, and the folder, a little older than two days."""
+        for path in (*folder.rglob("*"), folder):
+            os.utime(path, ns=(0, (now_ms - 2 * TestSweep.DAY_MS - 1) * 1_000_000))
+
+    def test_a_write_that_was_killed_leaves_nothing(self, folder: Path, clock: ManualClock) -> None:
+        with open_log(folder, clock) as log:
+            killed = sink_of(log, f"job-{new_uuid().hex}")
+            disk.make_folder(killed.folder)
+            (killed.folder / "0.batches").write_bytes(b"staged")
+            self.age(killed.folder, clock.now_ms() + 2 * self.DAY_MS)
+            proposed = sink_of(log, f"job-{new_uuid().hex}")
+            stage(log.topic("t"), proposed, 0)
+            self.age(proposed.folder, clock.now_ms() + 2 * self.DAY_MS)
+            log.run_retention()
+            assert killed.folder.exists() and proposed.folder.exists()
+            self.age(killed.folder, clock.now_ms())
+            self.age(proposed.folder, clock.now_ms())
+            log.run_retention()
+            assert not (log.path / "staging").exists() or not any((log.path / "staging").iterdir())
+
+    def test_what_may_go_on_is_kept(self, folder: Path, clock: ManualClock) -> None:
+        with open_log(folder, clock) as log:
+            topic, sink = log.topic("t"), sink_of(log)
+            stage(topic, sink, 0)
+            topic.append_staged("q", 0)
+            (sink.folder / "orphan.batches").write_bytes(b"of a task that failed")
+            stage(topic, sink, 1)
+            self.age(sink.folder, clock.now_ms())
+            log.run_retention()
+            assert sink.committed == 0
+            assert topic.append_staged("q", 1) == 60
+            stage(topic, sink, 2)
+            sink.withdraw()
+            self.age(sink.folder, clock.now_ms())
+            log.run_retention()
+            assert [path.name for path in sink.folder.iterdir()] == ["committed.json"]
+
+    def test_half_of_a_unit_in_the_log_keeps_the_other(self, folder: Path, clock: ManualClock) -> None:
+        name = f"job-{new_uuid().hex}"
+
+        def write() -> None:
+            with open_log(folder, clock) as log:
+                stage(log.topic("t"), sink_of(log, name), 0)
+                log.topic("t").append_staged(name, 0)
+
+        assert killed_at("staged.noted", write, times=2)
+        with open_log(folder, clock) as log:
+            self.age(sink_of(log, name).folder, clock.now_ms())
+            log.run_retention()
+            log.topic("t").append_staged(name, 0)
+            assert units(log.topic("t")) == expected(0)
+
+    def test_a_topic_that_is_being_written_to_is_left_alone(self, folder: Path, clock: ManualClock) -> None:
+        with open_log(folder, clock) as log:
+            sink = sink_of(log, f"job-{new_uuid().hex}")
+            disk.make_folder(sink.folder)
+            (sink.folder / "0.batches").write_bytes(b"staged")
+            self.age(sink.folder, clock.now_ms())
+            with log.lease_for_staging(log.topic("t").id):
+                log.run_retention()
+                assert (sink.folder / "0.batches").exists()
+            log.run_retention()
+            assert not sink.folder.exists()

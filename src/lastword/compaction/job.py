@@ -42,6 +42,7 @@ from lastword.segments.table import (
     SegmentGoneError,
     SegmentTable,
     Snapshot,
+    check_not_deleted,
     retry_on_conflict,
 )
 from lastword.steps import reached
@@ -464,6 +465,7 @@ class Compactor:
             for each in done:
                 each.planned.lease.check()
             base = target.table.snapshot()
+            check_not_deleted(base)
             with _gone_is_conflict():
                 live = {segment.path for segment in target.table.plan(base)}
             fitting = [each for each in done if _fits(each.planned.plan, base, live)]
@@ -474,8 +476,6 @@ class Compactor:
                 )
                 for each in fitting
             }
-            if base.topic.deleted:
-                return base, [], []
             if not fitting:
                 return base, [], stale
             removed = [segment for each in fitting for segment in each.outcome.removed]

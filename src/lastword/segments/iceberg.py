@@ -114,10 +114,13 @@ class IcebergCatalog:
         warehouse: str,
         clock: Clock,
         announce: Announce = to_nobody,
+        create: bool = True,
     ) -> IcebergCatalog:
-        """Open the catalog that pyiceberg's `properties` name."""
+        """Open the catalog that pyiceberg's `properties` name. Without `create` it must be there."""
         warehouse = warehouse_uri(warehouse)
         given = {**properties, "warehouse": warehouse, PY_IO_IMPL: FILE_IO}
+        if not create:
+            given["init_catalog_tables"] = "false"
         with mapped("Opening the catalog"):
             try:
                 catalog = load_catalog(CATALOG_NAME, **given)

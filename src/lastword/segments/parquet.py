@@ -269,6 +269,7 @@ class SegmentFileWriter:
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         with mapped("Writing a segment file", self._path):
             if self._parquet is None:
+                steps.reached("segment.file.opening")
                 self._stream = self._file_io.new_output(self._path).create(overwrite=True)
                 self._parquet = pq.ParquetWriter(
                     self._stream, FILE_SCHEMA, **_WRITER_OPTIONS, **_CODEC_OPTIONS[self._codec]

@@ -19,7 +19,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from lastword.errors import ConflictError, StorageError
+from lastword.errors import ConflictError, StorageError, UnknownTopicError
 
 if TYPE_CHECKING:
     from lastword.segments.parquet import SegmentFiles
@@ -331,6 +331,12 @@ class SegmentCatalog(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def check_not_deleted(base: Snapshot) -> None:
+    """UnknownTopicError if the topic has been deleted: what a job has made of it is for nothing."""
+    if base.topic.deleted:
+        raise UnknownTopicError(f"topic {base.topic.name!r} has been deleted")
 
 
 def retry_on_conflict(attempt: Callable[[], T], attempts: int = 10) -> T:

@@ -103,6 +103,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def stage(where: Where, name: str, rows: Iterator[pa.RecordBatch]) -> StagedRows:
     """Write rows as record batches to a new file of a sink."""
     topic, sink = _sink(where, name)
+    with opened(where).lease_for_staging(topic.id):
+        return _stage(topic, sink, name, rows)
+
+
+def _stage(topic: Topic, sink: Sink, name: str, rows: Iterator[pa.RecordBatch]) -> StagedRows:
     disk.make_folder(sink.folder)
     file_name = f"{new_uuid().hex}.batches"
     pieces: list[tuple[int, Piece]] = []
