@@ -22,7 +22,10 @@ TORN = {"wal.recover.kept_aside", "wal.recover.cut"}
 DAMAGED = {"wal.recover.created", "wal.repair.written", "wal.repair.replaced", "wal.repair.noted"}
 """Reached where acknowledged bytes are damaged: test_damage.py kills there."""
 
-ELSEWHERE = ("compact.", "erase.", "staged.", "connect.", "sink.", "relocate.", "register.")
+ELSEWHERE = (
+    *("compact.", "erase.", "staged.", "connect.", "sink.", "relocate.", "register."),
+    *("backup.", "place.", "restore."),
+)
 """Steps of work that changes what is to be found: it has kill tests of its own, and a model that knows its rules."""
 
 WORK = sorted(step for step in set(named_steps()) - DAMAGED if not step.startswith(ELSEWHERE))

@@ -136,7 +136,7 @@ class _Job:
                 pinned = self._pin_all(pins, earlier)
             topics = self._copy_all(pinned, pins, known, there)
         made = Manifest(
-            id=manifest.new_id(began_ms),
+            id=manifest.new_id(began_ms, manifest.ids(self._place)),
             version=version("lastword"),
             began_ms=began_ms,
             made_ms=self._origin.clock.now_ms(),

@@ -97,9 +97,26 @@ class Manifest:
         return sum(piece.size_bytes for piece in self.pieces())
 
 
-def new_id(now_ms: int) -> str:
-    stamp = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S")
+def new_id(now_ms: int, earlier: Iterable[str]) -> str:
+    """An id that sorts behind those of the place, also where the clock was put back."""
+    stamp = _stamp(now_ms)
+    newest = max((each.partition("-")[0] for each in earlier), default="")
+    while stamp <= newest:
+        now_ms = max(now_ms, _ms_of(newest)) + 1
+        stamp = _stamp(now_ms)
     return f"{stamp}-{new_uuid().hex[:8]}"
+
+
+def _stamp(now_ms: int) -> str:
+    return f"{datetime.fromtimestamp(now_ms // 1000, UTC):%Y%m%dT%H%M%S}{now_ms % 1000:03d}"
+
+
+def _ms_of(stamp: str) -> int:
+    try:
+        seconds = datetime.strptime(stamp[:15], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+        return int(seconds.timestamp()) * 1000 + int(stamp[15:])
+    except ValueError:
+        return 0
 
 
 def path_of(backup_id: str) -> str:

@@ -105,7 +105,7 @@ class Folder:
         found: dict[str, int] = {}
         try:
             for path in top.rglob("*") if top.exists() else ():
-                if path.is_file() and not path.name.endswith(_PART):
+                if path.is_file():
                     found[path.relative_to(self._root).as_posix()] = path.stat().st_size
         except OSError as error:
             raise _failed("list", str(top), error) from error

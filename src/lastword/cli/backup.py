@@ -54,7 +54,7 @@ def register(root: typer.Typer) -> None:
         examples=[
             "lastword restore /mnt/backups/log --data ./restored",
             "lastword restore s3://backups/log --data ./restored --warehouse s3://lake/restored",
-            "lastword restore /mnt/backups/log --data ./restored --backup 20250101T000000-0123abcd",
+            "lastword restore /mnt/backups/log --data ./restored --backup 20250101T000000000-0123abcd",
         ],
     )(restore)
 

@@ -76,12 +76,12 @@ def test_sealed_and_unsealed_records_come_back_at_their_offsets(
         fill(topic, 20, 25, partition=1)
         fill(topic, 25, 30)
         before, described = content(log), topic.describe()
-        state = list(topic.state())
+        state = topic.state().to_pylist()
         report = log.backup(to)
         assert report.problems == () and report.copied_files == len(report.backup.topics[0].segments) > 0
     with reopened(tmp_path, clock, to) as restored:
         assert content(restored) == before
-        assert list(restored.topic("t").state()) == state
+        assert restored.topic("t").state().to_pylist() == state
         again = restored.topic("t").describe()
         assert restored.topic("t").id == topic.id and restored.topic("t").config == topic.config
         for old, new in zip(described.partitions, again.partitions, strict=True):
@@ -230,8 +230,16 @@ def test_a_second_run_copies_only_what_is_new(tmp_path: Path, clock: ManualClock
         topic.seal()
         second = log.backup(to)
         assert (second.copied_files, second.reused_files) == (1, 3)
+        clock.move(-10_000)
+        third = log.backup(to)
+        assert (third.copied_files, third.reused_files) == (0, 4)
+        # Newer ones come last, also after the clock was put back.
         manifests, problems = lastword.backups(to)
-        assert [each.id for each in manifests] == [first_run.backup.id, second.backup.id] and problems == []
+        assert [each.id for each in manifests] == [
+            first_run.backup.id,
+            second.backup.id,
+            third.backup.id,
+        ] and problems == []
     with reopened(tmp_path, clock, to, "old", backup=first_run.backup.id) as old:
         assert values(content(old)) == list(range(30))
     with reopened(tmp_path, clock, to, "new") as new:
