@@ -139,7 +139,8 @@ def resume(session: Session, name: NameArgument) -> None:
 def reset(session: Session, name: NameArgument, yes: YesOption = False) -> None:
     """Forget the position of a source that is paused or not running, so that it begins again from the start.
 
-    What it has appended stays; it appends it again. A slot in PostgreSQL stays, too.
+    What it has appended stays; it appends it again. Of a PostgreSQL table, keys in the topic without a row in the table
+    get a tombstone then. A slot in PostgreSQL stays.
     """
     from lastword.connect import states
     from lastword.identity import refuse_copy

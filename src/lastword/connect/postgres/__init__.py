@@ -6,6 +6,8 @@ rows.py        rows and changes as records
 pgoutput.py    the messages of the protocol
 position.py    where a source stands: snapshots that were read, and the place in the stream
 snapshot.py    the first rows
+sweep.py       rows that went without a word
+partitions.py  partitions that come and go
 stream.py      the changes
 connector.py   all of it together
 """

@@ -4,18 +4,20 @@ By its steps:
 1. the tables, the publication and the slot are looked up, and made where `create` allows it;
 2. the position is kept for the first time: from now on the slot holds every change until it is in the log;
 3. tables that have not been read yet are read, from one snapshot, in the order of their keys;
-4. the slot's stream is followed from its last position on.
+4. after a reset, rows that the topics have and the tables have not get their tombstones;
+5. the slot's stream is followed from its last position on;
+6. when the partitions of a table have changed the stream is left, and they are looked into (partitions.py).
 
 Killed in 1 or 2: a slot may be there without a position. It is taken as it is, because what a snapshot has seen is left
 out of the stream anyway (position.py). Killed in 3: the reading goes on after the last key that is in the log, from a new
-snapshot. Killed in 4: PostgreSQL sends again what was not confirmed, and what is in the log is passed over.
+snapshot. Killed in 4 or 6: it is done again. Killed in 5: PostgreSQL sends again what was not confirmed, and what is in the log is passed over.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from lastword.clock import monotonic_s
@@ -23,15 +25,13 @@ from lastword.connect.options import Options
 from lastword.connect.postgres import pgoutput
 from lastword.connect.postgres.changes import Changes
 from lastword.connect.postgres.database import Database, Slot, Table, is_dsn, is_integer, where
-from lastword.connect.postgres.pgoutput import (
-    Relation,
-    Truncate,
-    Value,
-)
+from lastword.connect.postgres.partitions import PartitionWatch, difference, marks_of
+from lastword.connect.postgres.pgoutput import Relation, Truncate, Value
 from lastword.connect.postgres.position import Epoch, PgPosition, TableProgress, lsn_text, parse_lsn
 from lastword.connect.postgres.rows import Envelope, Shape
 from lastword.connect.postgres.snapshot import SnapshotReader, row_of
 from lastword.connect.postgres.stream import ReplicationStream
+from lastword.connect.postgres.sweep import keys_without_rows
 from lastword.connect.postgres.toast import Filler, Incomplete
 from lastword.connect.protocol import Chunk, Context, Position, SourceRecord
 from lastword.errors import InvalidConfigError, InvalidError, UnavailableError
@@ -84,7 +84,9 @@ class PostgresConnector:
         self._filler: Filler | None = None
         self._stream: ReplicationStream | None = None
         self._made_slot = False
+        self._followed = False
         self._tables: dict[int, Table] = {}
+        self._watch = PartitionWatch(())
         self._next_look_s = 0.0
         self._warned = False
 
@@ -116,20 +118,24 @@ class PostgresConnector:
             return
         for table in tables:
             if table.quoted not in at.tables:
-                at.tables[table.quoted] = TableProgress(done=self._snapshot == "never")
+                again = position is None and self._context.was_reset
+                at.tables[table.quoted] = TableProgress(done=self._snapshot == "never", sweep=again)
             at.tables[table.quoted].oid = table.oid
         self._tables = {table.oid: table for table in tables}
+        self._watch = PartitionWatch(tables)
         if self._is_envelope:
             found = database.one("SELECT current_database()")
             self._envelope = Envelope(source=self._context.source, database=found[0] if found else "")
         self._filler = Filler(self._context.topics, self._fetch, is_envelope=self._is_envelope)
         yield Chunk((), at.to_json())
         waiting = [progress for table in tables if not (progress := at.tables[table.quoted]).done]
-        if waiting:
-            if not self._made_slot and any(progress.after is None for progress in waiting):
-                yield from self._outwait_transactions(at)
+        if not self._made_slot and any(progress.after is None for progress in waiting):
+            yield from self._outwait_transactions(at)
+        if waiting or any(at.tables[table.quoted].sweep for table in tables):
             yield from self._read_rows(tables, at)
-        yield from self._follow(at)
+        while True:
+            changed = yield from self._follow(at)
+            yield from self._look_into_partitions(changed, at)
 
     def appended(self, position: Position | None) -> None:
         if self._stream is not None and position is not None:
@@ -269,7 +275,7 @@ class PostgresConnector:
     def _created_anew(self, table: str) -> InvalidError:
         return InvalidError(
             f"{table} was dropped and created again since it was read: it is another table, and its topic has the rows "
-            f"of the old one. {self._begin_again()} Delete the topic before if the old rows must not stay."
+            f"of the old one. {self._begin_again()}"
         )
 
     def _unpublished(self, table: str) -> InvalidError:
@@ -321,12 +327,20 @@ class PostgresConnector:
 
     def _read_rows(self, tables: Sequence[Table], at: PgPosition) -> Iterator[Chunk]:
         waiting = [table for table in tables if not at.tables[table.quoted].done]
-        reader = SnapshotReader(self._database, waiting)
+        swept = [table for table in tables if at.tables[table.quoted].sweep]
+        reader = SnapshotReader(
+            self._database, list({each.oid: each for each in [*waiting, *swept]}.values())
+        )
         try:
+            for table in waiting:
+                progress = at.tables[table.quoted]
+                if table.is_partitioned and progress.partitions is None:
+                    progress.partitions = marks_of(reader.rows, table)
             after = {table.quoted: at.tables[table.quoted].after for table in waiting}
             epoch = Epoch(reader.snapshot, parse_lsn(reader.until_lsn), after)
             # One that began at the same keys has read nothing.
-            at.epochs = [*(each for each in at.epochs if dict(each.after) != after), epoch]
+            if waiting:
+                at.epochs = [*(each for each in at.epochs if dict(each.after) != after), epoch]
             time_ms = self._context.clock.now_ms()
             for table in waiting:
                 progress = at.tables[table.quoted]
@@ -345,8 +359,54 @@ class PostgresConnector:
                     "source %s: read %d rows of %s", self._context.source, progress.rows, table.quoted
                 )
                 self._monitor("snapshot", at, now=True)
+            for table in swept:
+                yield from self._sweep(reader, table, at)
+                at.tables[table.quoted].sweep = False
+                yield Chunk((), at.to_json())
         finally:
             reader.close()
+
+    def _sweep(self, reader: SnapshotReader, table: Table, at: PgPosition) -> Iterator[Chunk]:
+        """Tombstones for the rows that the topic has and the table has not."""
+        self._monitor("sweep", at, now=True)
+        shape = self._shape(table, table.columns, table.key)
+        gone = 0
+        for keys in keys_without_rows(reader, table, shape, self.live_keys(shape.topic)):
+            time_ms = self._context.clock.now_ms()
+            gone += len(keys)
+            yield Chunk([SourceRecord(shape.topic, key, None, time_ms) for key in keys], at.to_json())
+        logger.info(
+            "source %s: %d keys of %s have no row in %s any more",
+            self._context.source,
+            gone,
+            shape.topic,
+            table.quoted,
+        )
+
+    def _look_into_partitions(self, tables: Sequence[Table], at: PgPosition) -> Iterator[Chunk]:
+        """Follow partitions that were attached, detached, dropped or truncated; the stream is behind that."""
+        for table in tables:
+            reader = SnapshotReader(self._database, [table])
+            try:
+                marks = marks_of(reader.rows, table)
+                if not self._watch.has_seen(table, marks):
+                    # The stream may have changes of one that is gone since: that is another thing to wait for.
+                    continue
+                progress = at.tables[table.quoted]
+                found = difference(progress.partitions, marks)
+                shape = self._shape(table, table.columns, table.key)
+                time_ms = self._context.clock.now_ms()
+                for partition in found.new:
+                    self._monitor("reading a new partition", at, now=True)
+                    for lines in reader.read(table, None, partition=partition):
+                        records = [self._read_record(shape, row_of(line), time_ms) for line in lines]
+                        yield Chunk(records, at.to_json())
+                if found.some_are_gone and self._truncates:
+                    yield from self._sweep(reader, table, at)
+                progress.partitions = marks
+                yield Chunk((), at.to_json())
+            finally:
+                reader.close()
 
     def _read_record(self, shape: Shape, row: Sequence[Value], time_ms: int) -> SourceRecord:
         value = shape.row(row)
@@ -358,10 +418,33 @@ class PostgresConnector:
 
     # ----------------------------------------------------------------------------------------------- changes
 
-    def _follow(self, at: PgPosition) -> Iterator[Chunk]:
+    def _follow(self, at: PgPosition) -> Generator[Chunk, None, list[Table]]:
+        """Follow the stream until it is behind a change of partitions; the tables whose they are.
+
+        What they need takes its time, in which PostgreSQL would hear nothing and end the stream.
+        """
+        yield from self._outwait_slot(at)
         stream = self._stream = ReplicationStream(
             self._database.dsn, slot=self._slot, publication=self._publication, start_lsn=at.lsn
         )
+        try:
+            return (yield from self._changes(stream, at))
+        finally:
+            stream.close()
+            self._stream = None
+
+    def _outwait_slot(self, at: PgPosition) -> Iterator[Chunk]:
+        """Let PostgreSQL notice that the stream was closed. Somebody else's use of the slot is told by the stream."""
+        until_s = monotonic_s() + IDLE_S
+        while self._followed and monotonic_s() < until_s:
+            slot = self._database.slot(self._slot)
+            if slot is None or not slot.active:
+                break
+            yield Chunk((), at.to_json())
+            self._context.wait(LINGER_S)
+        self._followed = True
+
+    def _changes(self, stream: ReplicationStream, at: PgPosition) -> Generator[Chunk, None, list[Table]]:
         changes = Changes(at, self)
         self._monitor("stream", at, now=True)
         passed = 0
@@ -380,6 +463,8 @@ class PostgresConnector:
                         at.lsn = max(at.lsn, stream.sent_lsn)
                     yield Chunk((), at.to_json())
                     self._monitor("stream", at)
+                    if not changes.in_transaction and (changed := self._watch.passed(at.lsn)):
+                        return changed
                     stream.wait(IDLE_S)
                     continue
             message = pgoutput.parse(data)
@@ -388,6 +473,9 @@ class PostgresConnector:
             elif message is not None:
                 changes.add(message)
             passed += 1
+            if not changes.in_transaction and (changed := self._watch.passed(at.lsn)):
+                yield changes.take()
+                return changed
             if changes.is_full:
                 self._monitor("stream", at)
                 yield changes.take()
@@ -404,7 +492,13 @@ class PostgresConnector:
             ):
                 # Of one that came before ours, or that has taken its place.
                 self._check_tables()
+            elif self._watch.is_partition(relation.oid):
+                # Is it one of a table that is not published as a whole any more?
+                self._check_tables()
             return None
+        if table.is_partitioned:
+            # It is described anew when its partitions change, and at other times.
+            self._next_look_s = 0.0
         columns = [(each.name, each.type_oid) for each in relation.columns]
         if self._key:
             key: Sequence[str] = self._key
@@ -440,13 +534,17 @@ class PostgresConnector:
     def _fetch(self, shape: Shape, values: Sequence[Value], names: Sequence[str]) -> dict[str, bytes]:
         """The values of columns as the database has them now."""
         database = self._database
-        columns = ", ".join(
-            f"format('%%s', {database.quote(name)}), {database.quote(name)} IS NULL" for name in names
-        )
-        condition = " AND ".join(f"{database.quote(shape.names[index])} = %s" for index in shape.key_indexes)
+
+        def quoted(name: str) -> str:
+            # The query has arguments, so a % in a name is doubled.
+            return database.quote(name).replace("%", "%%")
+
+        columns = ", ".join(f"format('%%s', {quoted(name)}), {quoted(name)} IS NULL" for name in names)
+        condition = " AND ".join(f"{quoted(shape.names[index])} = %s" for index in shape.key_indexes)
         try:
             row = database.one(
-                f"SELECT {columns} FROM {shape.table} WHERE {condition}", shape.order_key_texts(values)
+                f"SELECT {columns} FROM {shape.table.replace('%', '%%')} WHERE {condition}",
+                shape.order_key_texts(values),
             )
         except InvalidError:
             # The table has other columns by now; what it had is not to be known any more.
@@ -480,7 +578,9 @@ class PostgresConnector:
                 for table in self._tables.values()
             },
         }
-        self._check_tables()
+        if phase == "stream":
+            self._check_tables()
+            self._watch.look(self._database.rows, at)
         slot = self._database.slot(self._slot)
         if slot is not None:
             if slot.wal_status == "lost":

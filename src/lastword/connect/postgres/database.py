@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import psycopg2
@@ -75,6 +75,7 @@ class Table:
     columns: tuple[tuple[str, int], ...]
     """Names and types, those that are published."""
     estimated_rows: int
+    is_partitioned: bool
     row_filter: str | None = None
 
     def type_of(self, column: str) -> int:
@@ -191,6 +192,7 @@ class Database:
             key=tuple(chosen),
             columns=columns,
             estimated_rows=max(0, estimate),
+            is_partitioned=kind == "p",
         )
 
     def oid_of(self, quoted: str) -> int | None:
@@ -209,17 +211,7 @@ class Database:
             return None
         names = found[0].get("attnames")
         columns = table.columns if names is None else tuple(c for c in table.columns if c[0] in names)
-        return Table(
-            oid=table.oid,
-            schema=table.schema,
-            name=table.name,
-            identity=table.identity,
-            quoted=table.quoted,
-            key=table.key,
-            columns=columns,
-            estimated_rows=table.estimated_rows,
-            row_filter=found[0].get("rowfilter"),
-        )
+        return replace(table, columns=columns, row_filter=found[0].get("rowfilter"))
 
     def publication_exists(self, name: str) -> bool:
         return self.one("SELECT 1 FROM pg_publication WHERE pubname = %s", [name]) is not None

@@ -68,6 +68,18 @@ class TableProgress:
     rows: int = 0
     after: list[str] | None = None
     done: bool = False
+    sweep: bool = False
+    """The topic may have rows that the table has not, and is to be looked through for them."""
+    partitions: dict[str, str] | None = None
+    """What is known of its partitions, see partitions.py."""
+
+    def to_json(self) -> dict[str, Any]:
+        saved: dict[str, Any] = {"oid": self.oid, "rows": self.rows, "after": self.after, "done": self.done}
+        if self.sweep:
+            saved["sweep"] = True
+        if self.partitions is not None:
+            saved["partitions"] = dict(self.partitions)
+        return saved
 
 
 @dataclass(slots=True)
@@ -102,10 +114,7 @@ class PgPosition:
         saved: dict[str, Any] = {
             "lsn": lsn_text(self.lsn),
             "commit": lsn_text(self.commit_lsn),
-            "tables": {
-                name: {"oid": each.oid, "rows": each.rows, "after": each.after, "done": each.done}
-                for name, each in self.tables.items()
-            },
+            "tables": {name: each.to_json() for name, each in self.tables.items()},
         }
         if self.open_index:
             saved["open"] = {"commit": lsn_text(self.open_lsn), "index": self.open_index}

@@ -15,7 +15,6 @@ import psycopg2
 
 from lastword.connect.postgres.database import Database, Table, connect, errors_of, ordered_natively
 from lastword.connect.postgres.pgoutput import Value
-from lastword.errors import UnavailableError
 
 ROWS: Final = 8_000
 """Rows that are handed on together, or fewer if they are large."""
@@ -66,12 +65,47 @@ class SnapshotReader:
     def close(self) -> None:
         self._connection.close()
 
-    def read(self, table: Table, after: Sequence[str] | None) -> Iterator[list[bytes]]:
+    def rows(self, query: str, arguments: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """What the snapshot has, asked over the same connection.
+
+        Another connection would wait for whoever waits for the locks that are held here, and so for ever.
+        """
+        with errors_of(self._dsn), self._connection.cursor() as cursor:
+            cursor.execute(query, tuple(arguments))
+            return list(cursor.fetchall())
+
+    def rows_of_keys(self, table: Table, keys: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+        """The keys, as texts, of the rows that have one of these. A text that is none of its type has no row."""
+        keys = [each for each in keys if not any("\0" in text for text in each)]
+        if not keys:
+            return []
+        query = self._keys_query(table)
+        columns = [list(each) for each in zip(*keys, strict=True)]
+        with self._connection.cursor() as cursor:
+            with errors_of(self._dsn):
+                cursor.execute("SAVEPOINT look")
+            try:
+                cursor.execute(query, columns)
+                return list(cursor.fetchall())
+            except psycopg2.DataError:
+                with errors_of(self._dsn):
+                    cursor.execute("ROLLBACK TO look")
+            except psycopg2.Error as error:
+                with errors_of(self._dsn):
+                    raise error
+        if len(keys) == 1:
+            return []
+        half = len(keys) // 2
+        return self.rows_of_keys(table, keys[:half]) + self.rows_of_keys(table, keys[half:])
+
+    def read(
+        self, table: Table, after: Sequence[str] | None, *, partition: int | None = None
+    ) -> Iterator[list[bytes]]:
         """The rows of a table after a key, some at a time, each as a line of COPY; `row_of` takes it apart.
 
-        Where it takes long until there are some, an empty list comes in between.
+        Those of one partition, if it is named. Where it takes long until there are some, an empty list comes in between.
         """
-        query = self._query(table, after)
+        query = self._query(table, after, partition)
         rows: queue.Queue[list[bytes] | BaseException | None] = queue.Queue(WAITING)
         gone = threading.Event()
         thread = threading.Thread(
@@ -109,7 +143,33 @@ class SnapshotReader:
         except BaseException as error:  # noqa: BLE001
             sink.end(error)
 
-    def _query(self, table: Table, after: Sequence[str] | None) -> str:
+    def _keys_query(self, table: Table) -> str:
+        # The query has arguments, so a % in a name is doubled.
+        names = [_quoted(self._connection, each).replace("%", "%%") for each in table.key]
+        types = [
+            # With -1 it is the type without a length: a char(3) is not cut to one character.
+            self.rows("SELECT format_type(%s, -1)", [table.type_of(each)])[0][0]
+            for each in table.key
+        ]
+        places = [f"k{index}" for index in range(len(names))]
+        only = "" if table.is_partitioned else "ONLY "
+        condition = f" WHERE {table.row_filter}" if table.row_filter else ""
+        rows = f"FROM {only}{table.quoted}{condition}".replace("%", "%%")
+        matches = " AND ".join(
+            # The JSON of an array does not have its bounds, which are part of it to PostgreSQL.
+            f"to_jsonb(t.{name}) = to_jsonb(k.{place}::{kind})"
+            if kind.endswith("[]")
+            else f"t.{name} = k.{place}::{kind}"
+            for name, place, kind in zip(names, places, types, strict=True)
+        )
+        texts = ", ".join(f"format('%%s', t.{name})" for name in names)
+        return (
+            f"SELECT {texts} "
+            f"FROM unnest({', '.join('%s::text[]' for _ in names)}) AS k({', '.join(places)}) "
+            f"JOIN (SELECT {', '.join(names)} {rows}) t ON {matches}"
+        )
+
+    def _query(self, table: Table, after: Sequence[str] | None, partition: int | None) -> str:
         with self._connection.cursor() as cursor:
             names = [_quoted(self._connection, each) for each, _ in table.columns]
             order = [
@@ -130,21 +190,17 @@ class SnapshotReader:
                     for each, name in zip(after, table.key, strict=True)
                 )
                 conditions.append(f"({', '.join(order)}) > ({values})")
+            if partition is not None:
+                # By way of the table, whose rights are enough, and with what PostgreSQL can tell the partition by.
+                bounds = self.rows("SELECT pg_get_partition_constraintdef(%s)", [partition])[0][0]
+                conditions += [f"tableoid = {partition}", *([f"({bounds})"] if bounds else [])]
             condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
             # The rows of a partitioned table, or of one that others inherit from, are its changes too.
-            only = "ONLY " if not self._is_partitioned(cursor, table) else ""
+            only = "" if table.is_partitioned else "ONLY "
             return (
                 f"COPY (SELECT {', '.join(names)} FROM {only}{table.quoted}{condition} "
                 f"ORDER BY {', '.join(order)}) TO STDOUT"
             )
-
-    def _is_partitioned(self, cursor: Any, table: Table) -> bool:
-        with errors_of(self._dsn):
-            cursor.execute("SELECT relkind = 'p' FROM pg_class WHERE oid = %s", [table.oid])
-            found = cursor.fetchone()
-        if found is None:
-            raise UnavailableError(f"{table.quoted} was dropped while it was to be read.")
-        return bool(found[0])
 
 
 class _Sink:
