@@ -23,11 +23,14 @@ LastwordError
 │   ├── LeaseLapsedError       a job was stopped for so long that it may no longer commit
 │   ├── StorageError           object storage or the catalog did not do what was asked
 │   └── WriteFailedError       the WAL could not write or sync: the partition must be reopened
+│       └── PartlyAppendedError   other partitions have got their records
 ├── CorruptError               stored bytes are damaged: path, offset, and the way out
 └── ClosedError                the log, topic or reader has been closed
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 class LastwordError(Exception):
@@ -128,6 +131,17 @@ class StorageError(UnavailableError):
 
 class WriteFailedError(UnavailableError):
     """A write or a sync of the WAL failed. Nothing more is appended until the partition is reopened."""
+
+
+class PartlyAppendedError(WriteFailedError):
+    """Of records for several partitions some were appended, because a disk failed in between.
+
+    `appended` has the first and the last offset that the records of a partition got, for those that have them.
+    """
+
+    def __init__(self, message: str, *, appended: Mapping[int, tuple[int, int]] | None = None) -> None:
+        super().__init__(message)
+        self.appended = dict(appended or {})
 
 
 class CorruptError(LastwordError):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from lastword import errors
-from lastword.errors import CorruptError, LastwordError, UnavailableError
+from lastword.errors import CorruptError, LastwordError, PartlyAppendedError, UnavailableError
 
 Problem = dict[str, Any]
-"""`error`: the name of the class; `message`; of a CorruptError also `path` and `offset`."""
+"""`error`: the name of the class; `message`; of a CorruptError also `path` and `offset`, of a PartlyAppendedError
+`appended`: by partition the first and the last offset."""
 
 
 def to_problem(error: LastwordError) -> Problem:
@@ -16,6 +17,8 @@ def to_problem(error: LastwordError) -> Problem:
     problem: Problem = {"error": _public_name(type(error)), "message": str(error)}
     if isinstance(error, CorruptError):
         problem |= {"path": error.path, "offset": error.offset}
+    if isinstance(error, PartlyAppendedError):
+        problem["appended"] = {str(partition): list(ends) for partition, ends in error.appended.items()}
     return problem
 
 
@@ -25,6 +28,9 @@ def from_problem(problem: Problem) -> LastwordError:
     kind = getattr(errors, str(problem.get("error")), None)
     if kind is CorruptError:
         return CorruptError(message, path=str(problem.get("path")), offset=problem.get("offset"))
+    if kind is PartlyAppendedError:
+        appended = {int(partition): tuple(ends) for partition, ends in problem.get("appended", {}).items()}
+        return PartlyAppendedError(message, appended=appended)
     if isinstance(kind, type) and issubclass(kind, LastwordError):
         return kind(message)
     return UnavailableError(message)

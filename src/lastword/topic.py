@@ -34,6 +34,7 @@ from lastword.errors import (
     InvalidRecordError,
     LastwordError,
     OffsetOutOfRangeError,
+    PartlyAppendedError,
     UnavailableError,
     UnknownPartitionError,
     WriteFailedError,
@@ -56,7 +57,7 @@ from lastword.wal.recovery import Floor, open_wal
 from lastword.wal.repair import DamagedRange
 from lastword.wal.repair import inspect as inspect_wal
 from lastword.wal.repair import skip as skip_damage
-from lastword.wal.writer import PartitionWriter
+from lastword.wal.writer import PartitionWriter, Produced
 
 if TYPE_CHECKING:
     from lastword.compaction.service import TopicCompactionService
@@ -203,10 +204,14 @@ class Topic:
         self,
         records: Iterable[NewRecord],
         *,
-        partition: int | None = None,
+        partition: int | Sequence[int | None] | None = None,
         compression: Compression = Compression.NONE,
     ) -> list[RecordPosition]:
-        """Append records in their order, and return where each one is. All are checked before any is written."""
+        """Append records in their order, and return where each one is. All are checked before any is written.
+
+        `partition` is one for all of them or one for each; where there is none, a record goes where its key belongs.
+        PartlyAppendedError if a disk fails when other partitions have been written.
+        """
         check_not_internal(self.name, "appended to")
         return self._append_records(records, partition, compression)
 
@@ -216,12 +221,15 @@ class Topic:
         return self._append_records(records, None, Compression.NONE)
 
     def _append_records(
-        self, records: Iterable[NewRecord], partition: int | None, compression: Compression
+        self,
+        records: Iterable[NewRecord],
+        partition: int | Sequence[int | None] | None,
+        compression: Compression,
     ) -> list[RecordPosition]:
         by_partition: dict[int, list[int]] = {}
         given = list(records)
-        for index, record in enumerate(given):
-            by_partition.setdefault(self._partition_for(record.key, partition), []).append(index)
+        for index, (record, own) in enumerate(zip(given, _one_each(partition, len(given)), strict=True)):
+            by_partition.setdefault(self._partition_for(record.key, own), []).append(index)
         now_ms = self._clock.now_ms()
         batches: list[tuple[int, bytes]] = []
         for each, indexes in by_partition.items():
@@ -237,15 +245,16 @@ class Topic:
         self,
         records: Iterable[NewRecord],
         *,
-        partition: int | None = None,
+        partition: int | Sequence[int | None] | None = None,
         compression: Compression = Compression.NONE,
     ) -> None:
         """Raise what `append_many` would raise because of the records, and append nothing."""
-        if partition is not None:
-            self._check_partition(partition)
+        given = list(records)
+        for each in {each for each in _one_each(partition, len(given)) if each is not None}:
+            self._check_partition(each)
         now_ms = self._clock.now_ms()
         limits = self.limits(now_ms)
-        for chunk in _chunks(list(records), self._batch_bytes):
+        for chunk in _chunks(given, self._batch_bytes):
             batch.validate(batch.encode(chunk, now_ms=now_ms, compression=compression), limits)
 
     def append_arrow(
@@ -283,10 +292,28 @@ class Topic:
         return batches
 
     def append_batch(self, partition: int, data: bytes | memoryview) -> int:
-        """Append one record batch as a Kafka producer made it; the offset of its first record."""
+        """Append one record batch as a Kafka producer made it; the offset of its first record.
+
+        A batch of an idempotent producer that is there already is not appended again. OutOfOrderSequenceError if batches
+        before it are missing, FencedProducerError if a newer producer has its id.
+        """
         check_not_internal(self.name, "appended to")
+        self._check_writer()
+        writer = self._writer(partition)
         now_ms = self._clock.now_ms()
-        return self._append_batches([(partition, data)], now_ms)[partition][0]
+        limits = self.limits(now_ms)
+        batch.validate(data, limits)
+        header = batch.read_header(data)
+        assert header is not None
+        append_time_ms = now_ms if limits.log_append_time else None
+        (result,) = writer.stage_produced([Produced(header, bytearray(data), append_time_ms, None)])
+        if isinstance(result, InvalidRecordError):
+            raise result
+        writer.settle(result.end_offset)
+        if not result.is_duplicate:
+            metrics.RECORDS_APPENDED.labels(self.name).inc(header.record_count)
+            metrics.BYTES_APPENDED.labels(self.name).inc(len(data))
+        return result.base_offset
 
     def append_staged(self, sink: str, number: int) -> int:
         """Append a unit that was staged, exactly once; how many records this call has appended. See staged.py."""
@@ -315,17 +342,32 @@ class Topic:
         for partition, data in batches:
             by_partition.setdefault(self._check_partition(partition), []).append(data)
             batch.validate(data, limits)
+        writers = {partition: self._writer(partition) for partition in by_partition}
+        for writer in writers.values():
+            # Before anything is written: then nothing is.
+            if writer.failed is not None:
+                raise WriteFailedError(writer.failed)
         append_time_ms = now_ms if limits.log_append_time else None
         offsets: dict[int, range] = {}
-        staged: list[tuple[PartitionWriter, int]] = []
+        failed: LastwordError | None = None
         for partition, own in by_partition.items():
-            writer = self._writer(partition)
-            offsets[partition] = writer.stage_all(own, append_time_ms=append_time_ms)
-            staged.append((writer, offsets[partition].stop))
-        for writer, end_offset in staged:
-            writer.settle(end_offset)
+            try:
+                offsets[partition] = writers[partition].stage_all(own, append_time_ms=append_time_ms)
+            except LastwordError as error:
+                failed = error
+                break
+        for partition, span in list(offsets.items()):
+            try:
+                writers[partition].settle(span.stop)
+            except LastwordError as error:
+                failed = failed or error
+                del offsets[partition]
         metrics.RECORDS_APPENDED.labels(self.name).inc(sum(map(len, offsets.values())))
-        metrics.BYTES_APPENDED.labels(self.name).inc(sum(len(data) for _, data in batches))
+        metrics.BYTES_APPENDED.labels(self.name).inc(
+            sum(len(data) for each in offsets for data in by_partition[each])
+        )
+        if failed is not None:
+            raise _partly(offsets, by_partition.keys() - offsets.keys(), failed) if offsets else failed
         return offsets
 
     @property
@@ -915,6 +957,22 @@ class Topic:
 
 def _bytes(text: bytes | str | None) -> bytes | None:
     return text.encode() if isinstance(text, str) else text
+
+
+def _one_each(partition: int | Sequence[int | None] | None, count: int) -> Sequence[int | None]:
+    return [partition] * count if partition is None or isinstance(partition, int) else partition
+
+
+def _partly(
+    appended: Mapping[int, range], others: Iterable[int], failed: LastwordError
+) -> PartlyAppendedError:
+    places = ", ".join(f"{each} (offsets {own.start} to {own.stop - 1})" for each, own in appended.items())
+    left = ", ".join(map(str, sorted(others)))
+    return PartlyAppendedError(
+        f"The records for partition {places} were appended, those for partition {left} were not acknowledged: {failed} "
+        f"Send only the latter again; of a partition that has failed, some may turn out to be in the log.",
+        appended={each: (own.start, own.stop - 1) for each, own in appended.items()},
+    )
 
 
 def _start_of(start: Start | Mapping[int, Start], partition: int) -> Start:

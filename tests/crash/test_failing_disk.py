@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ import pytest
 
 import lastword
 from lastword import disk, steps
-from lastword.errors import UnavailableError, WriteFailedError
+from lastword.errors import PartlyAppendedError, UnavailableError, WriteFailedError
+from lastword.problems import from_problem, to_problem
+from lastword.record import NewRecord
 
 CONFIG = {"segment.bytes": 700, "retention.ms": -1}
 
@@ -231,3 +234,32 @@ def test_killed_while_what_is_kept_is_copied(folder: Path, step: str, again: boo
 def kill_at(name: str, step: str) -> None:
     if name == step:
         raise Killed
+
+
+@pytest.mark.parametrize("call", ["write", "fdatasync"])
+def test_of_several_partitions_those_that_got_their_records_are_named(folder: Path, call: str) -> None:
+    records = [NewRecord(key=b"k", value=b"%d" % number) for number in range(4)]
+    targets = [0, 1, 0, 1]
+    with opened(folder) as (_, topic):
+        topic.append_many(records, partition=targets)
+        with (
+            Failing(call, wal_of(folder, 1), 1),
+            pytest.raises(
+                PartlyAppendedError, match=r"partition 0 \(offsets 2 to 3\) were appended"
+            ) as failed,
+        ):
+            topic.append_many(records, partition=targets)
+        assert failed.value.appended == {0: (2, 3)}
+        assert "those for partition 1 were not acknowledged" in str(failed.value)
+        again = from_problem(json.loads(json.dumps(to_problem(failed.value))))
+        assert isinstance(again, PartlyAppendedError) and again.appended == {0: (2, 3)}
+        assert (len(values(topic, 0)), len(values(topic, 1))) == (4, 2)
+
+        # It is known now that partition 1 refuses appends: nothing is written anywhere.
+        with pytest.raises(WriteFailedError) as refused:
+            topic.append_many(records, partition=targets)
+        assert not isinstance(refused.value, PartlyAppendedError)
+        assert (len(values(topic, 0)), len(values(topic, 1))) == (4, 2)
+        topic.reopen_partition(1)
+        topic.append_many(records[1::2], partition=1)
+        assert (len(values(topic, 0)), len(values(topic, 1))) == (4, 4)

@@ -14,9 +14,11 @@ from tests.support.logs import offsets, open_log, values
 from lastword import batch
 from lastword.batch import Compression
 from lastword.errors import (
+    FencedProducerError,
     InvalidRecordError,
     InvalidTimestampError,
     LastwordError,
+    OutOfOrderSequenceError,
     RecordTooLargeError,
     UnknownPartitionError,
 )
@@ -70,6 +72,17 @@ class TestOne:
 
 
 class TestMany:
+    def test_each_may_have_a_partition_of_its_own(self, log: Log) -> None:
+        topic = log.create_topic("t", partitions=3)
+        places = topic.append_many(numbers(0, 6), partition=[2, 0, 2, None, 0, 2])
+        assert [each.partition for each in places if each.partition != 1][:3] == [2, 0, 2]
+        assert values(topic.read(partition=2))[:2] == [0, 2]
+        with pytest.raises(UnknownPartitionError):
+            topic.append_many(numbers(6, 8), partition=[0, 3])
+        with pytest.raises(UnknownPartitionError):
+            topic.check_many(numbers(6, 8), partition=[0, 3])
+        assert sum(ends(topic)) == 6
+
     def test_each_one_is_where_it_says(self, log: Log) -> None:
         topic = log.create_topic("t", partitions=4)
         given = numbers(0, 200)
@@ -219,6 +232,33 @@ class TestBatch:
         (placed,) = topic._partition_reader(0)._wal.read(1, max_bytes=1)
         assert bytes(placed.data[16:]) == data[16:]
         assert (placed.header.producer_id, placed.header.base_sequence) == (9, 3)
+
+    def test_one_that_is_sent_again_is_not_appended_again(self, tmp_path: Path, clock: ManualClock) -> None:
+        def sent(sequence: int, count: int = 2, *, epoch: int = 0) -> bytes:
+            records = numbers(sequence, sequence + count)
+            return batch.encode(
+                records, now_ms=5, producer_id=9, producer_epoch=epoch, base_sequence=sequence
+            )
+
+        with open_log(tmp_path / "data", clock) as log:
+            topic = log.create_topic("t")
+            assert [topic.append_batch(0, sent(at)) for at in (0, 2, 0, 2)] == [0, 2, 0, 2]
+        for seals in (False, True):
+            with open_log(tmp_path / "data", clock) as log:
+                topic = log.topic("t")
+                assert [topic.append_batch(0, sent(at)) for at in (2, 0)] == [2, 0]
+                with pytest.raises(OutOfOrderSequenceError, match="sends sequence 7; the last one was 3"):
+                    topic.append_batch(0, sent(7))
+                assert values(topic.read()) == [0, 1, 2, 3]
+                if not seals:
+                    topic.seal()
+        with open_log(tmp_path / "data", clock) as log:
+            topic = log.topic("t")
+            assert topic.append_batch(0, sent(4)) == 4
+            assert topic.append_batch(0, sent(0, epoch=1)) == 6
+            with pytest.raises(FencedProducerError):
+                topic.append_batch(0, sent(6))
+            assert values(topic.read()) == [0, 1, 2, 3, 4, 5, 0, 1]
 
     @pytest.mark.parametrize("position", [10, 16, 25, 61, 70])
     def test_a_damaged_one_is_refused(self, log: Log, position: int) -> None:

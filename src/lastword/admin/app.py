@@ -156,7 +156,11 @@ def _add_records(app: FastAPI, desk: Desk) -> None:
 
     @app.post("/v1/topics/{topic}/records", tags=["records"])
     def produce(topic: str, new: models.NewRecords) -> Data:
-        """Append records: all of them, or none."""
+        """Append records, once all of them have been checked: one that is wrong keeps all from being appended.
+
+        Where a disk fails when some partitions have been written, the problem's `appended` says which, and which offsets
+        their records got. A request without an answer may have been carried out, in part, too.
+        """
         parsed = [_parsed(index, each) for index, each in enumerate(new.records)]
         return records.append_records(
             log,

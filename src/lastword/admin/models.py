@@ -109,7 +109,7 @@ class Nothing(_Body):
 
 
 class NewRecords(_Body):
-    """Records to append: all of them, or none."""
+    """Records to append, once all of them have been checked."""
 
     records: Records = Field(
         max_length=100_000,

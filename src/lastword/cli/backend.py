@@ -23,7 +23,7 @@ class Appender(Protocol):
     def append(
         self, records: Sequence[Parsed], *, partition: int | None, compression: str
     ) -> list[tuple[int, int]]:
-        """Append records, all or none of them; the partition and the offset of each."""
+        """Append records, once all of them have been checked; the partition and the offset of each."""
         ...
 
     def check(self, records: Sequence[Parsed], *, partition: int | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from lastword.batch import Compression
@@ -34,27 +33,19 @@ def append_records(
 ) -> dict[str, Any]:
     """Append records in their order, to the partition given, the one that each names, or the one of its key.
 
-    All are checked before any is appended; with `check_only` none is. Needs the writer.
+    All are checked before any is appended, with `check_only` none is; PartlyAppendedError says which partitions have
+    got theirs where a disk fails in between. Needs the writer.
     """
     topic = log.topic(name)
     if compression not in COMPRESSIONS:
         raise InvalidError(f"compression is {compression!r}; allowed: {', '.join(COMPRESSIONS)}")
     way = Compression[compression.upper()]
-    # Neighbours that go to the same place, so that the order within a partition is that of the records.
-    runs = [
-        (partition if partition is not None else named, [each.record for each in run])
-        for named, run in groupby(records, lambda each: each.partition)
-    ]
-    for target, run in runs:
-        if check_only or len(runs) > 1:
-            topic.check_many(run, partition=target)
+    given = [each.record for each in records]
+    targets = [each.partition if partition is None else partition for each in records]
     if check_only:
+        topic.check_many(given, partition=targets)
         return {"topic": name, "positions": []}
-    positions = [
-        position
-        for target, run in runs
-        for position in topic.append_many(run, partition=target, compression=way)
-    ]
+    positions = topic.append_many(given, partition=targets, compression=way)
     return {
         "topic": name,
         "positions": [{"partition": each.partition, "offset": each.offset} for each in positions],
