@@ -145,11 +145,10 @@ class Eraser:
         sealed_end = [at.sealed_end for at in self._table.snapshot().positions]
         erased, rewritten = self._rewrite(progress)
         reached("erase.rewritten")
-        now_ms = self._clock.now_ms()
-        expired = self._table.expire(before_ms=now_ms + 1)
+        expired = self._table.expire(retention_ms=None)
         reached("erase.expired")
         # Under the maintenance role no other job is running, so nothing needs grace.
-        collected = self._table.collect(older_than_ms=2**62, data_only=True)
+        collected = self._table.collect(grace_ms=None, data_only=True)
         reached("erase.collected")
         wal_files = self._remove_wal_files()
         reached("erase.wal_removed")

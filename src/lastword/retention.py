@@ -3,9 +3,10 @@
 Retention, by its steps: look at the table, propose (pure) which whole segments go from the oldest on, commit
 their removal together with the new log start. The files themselves stay until no live snapshot names them.
 
-Expiry forgets snapshots older than `snapshot.retention.ms`, but for those that a replay has a lease on.
-Collection removes files that no live snapshot names, that are older than `collect.grace.ms`, and that belong to
-no running job: what retention and compaction took out, and what crashed jobs left.
+Expiry forgets snapshots that were superseded `snapshot.retention.ms` ago, but for those that a replay has a lease on.
+Collection removes files that no live snapshot has named for `collect.grace.ms`, and that belong to no running job: what
+retention and compaction took out, and what crashed jobs left. Both count from when something ceased to be in use, not
+from when it was written: readers of other engines hold no leases.
 
 Killed at any point: each step is one commit, or the removal of files that are nobody's.
 """
@@ -195,31 +196,23 @@ def expire(
     table: SegmentTable, data_folder: Path, config: BrokerConfig, now_ms: int, *, dry_run: bool = False
 ) -> list[int]:
     """Forget old snapshots that no replay has a lease on; their ids."""
-    current = table.snapshot()
-    topic_id = current.topic.id.hex
+    topic_id = table.snapshot().topic.id.hex
     leased = {
         lease.snapshot_id
         for lease in live_leases(data_folder, now_ms)
         if lease.topic_id == topic_id and lease.snapshot_id is not None
     }
-    before_ms = now_ms - config.snapshot_retention_ms
-    if dry_run:
-        kept = {current.id, *leased}
-        return [
-            each.id
-            for each in table.history()
-            if each.id is not None and each.id not in kept and each.committed_ms < before_ms
-        ]
-    expired = table.expire(before_ms=before_ms, keep=leased)
-    reached("expire.committed")
+    expired = table.expire(retention_ms=config.snapshot_retention_ms, keep=leased, dry_run=dry_run)
+    if not dry_run:
+        reached("expire.committed")
     return expired
 
 
 def collect(
     table: SegmentTable, data_folder: Path, config: BrokerConfig, now_ms: int, *, dry_run: bool = False
 ) -> Collected:
-    """Remove files that no live snapshot names, but for young ones and those of running jobs."""
+    """Remove files that no live snapshot has named for the grace, but for those of running jobs."""
     jobs = {lease.id for lease in live_leases(data_folder, now_ms)}
-    collected = table.collect(older_than_ms=now_ms - config.collect_grace_ms, live_jobs=jobs, dry_run=dry_run)
+    collected = table.collect(grace_ms=config.collect_grace_ms, live_jobs=jobs, dry_run=dry_run)
     reached("collect.done")
     return collected

@@ -43,8 +43,6 @@ from lastword.segments.iceberg import IcebergCatalog
 from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.table import Collected, Positions, SegmentGoneError, retry_on_conflict
 
-FUTURE_MS = 2**50
-
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
@@ -738,7 +736,7 @@ class TestDamagedMetadata:
         orphan = write_segment(table, records(50))
         if ending != ".metadata.json":
             with pytest.raises((CorruptError, SegmentGoneError)):
-                table.collect(older_than_ms=FUTURE_MS)
+                table.collect(grace_ms=None)
             assert bare(orphan.path) in place.files()
         # So that the catalog can be cleaned up.
         place.write_bytes(damaged, whole)
@@ -756,7 +754,7 @@ class TestExpiry:
         assert second is not None
         files = place.files(table.location)
 
-        gone = table.expire(before_ms=START_MS + 3000, keep=[second])
+        gone = table.expire(retention_ms=1000, keep=[second])
 
         assert sorted(gone) == sorted([oldest, third])
         fresh = place.open().load("events")
@@ -766,14 +764,71 @@ class TestExpiry:
         with pytest.raises(SegmentGoneError):
             fresh.snapshot(oldest)
         assert {path for path in files if path.endswith(".parquet")} <= set(place.files(table.location))
-        assert sorted(table.expire(before_ms=FUTURE_MS)) == sorted([second, fourth])
-        assert table.expire(before_ms=FUTURE_MS) == []
+        assert sorted(table.expire(retention_ms=None)) == sorted([second, fourth])
+        assert table.expire(retention_ms=None) == []
         assert offsets_of(fresh, fresh.snapshot()) == list(range(40))
+
+    def test_a_snapshot_is_kept_from_when_it_was_superseded(self, place: Place, table: IcebergTable) -> None:
+        append(table, 0)
+        quiet = table.snapshot()
+        place.clock.now += 7_200_000
+        append(table, 10)
+
+        table.expire(retention_ms=1)
+
+        assert quiet.id in [each.id for each in table.history()], "two hours old, and superseded just now"
+        told = table.expire(retention_ms=0, dry_run=True)
+        assert quiet.id in told
+        assert table.expire(retention_ms=0) == told
+        assert [each.operation for each in table.history()] == ["seal"]
+
+    def test_a_clock_that_is_put_back_makes_no_snapshot_stay_for_ever(
+        self, place: Place, table: IcebergTable
+    ) -> None:
+        place.clock.now += 31_536_000_000
+        append(table, 0)
+        ahead = table.snapshot()
+        append(table, 10)
+        place.clock.now = START_MS + 1000
+        append(table, 20)
+        assert table.expire(retention_ms=1) == []
+        place.clock.now += 3_600_000
+        assert ahead.id in table.expire(retention_ms=3_600_000)
+        assert len(table.history()) == 1
+
+    def test_a_clock_that_was_slow_makes_none_go_at_once(self, place: Place, table: IcebergTable) -> None:
+        place.clock.now += 7_200_000
+        append(table, 0)
+        before = table.snapshot()
+        place.clock.now = START_MS
+        append(table, 10)
+        place.clock.now += 7_260_000
+        table.expire(retention_ms=3_600_000)
+        assert before.id in [each.id for each in table.history()]
+
+    def test_snapshots_of_branches_are_no_part_of_the_history(
+        self, place: Place, table: IcebergTable
+    ) -> None:
+        append(table, 0)
+        foreign = table._table
+        branch = "audit"
+        foreign.manage_snapshots().create_branch(foreign.current_snapshot().snapshot_id, branch).commit()
+        foreign.append(foreign.scan(limit=1).to_arrow(), branch=branch)
+        append(table, 10)
+        assert [each.operation for each in table.history()] == ["create", "seal", "seal"]
+        assert len(table.expire(retention_ms=None)) == 2
+        assert set(table._refresh().refs()) == {"main", branch}
+
+    def test_all_others_expire_whatever_their_time(self, place: Place, table: IcebergTable) -> None:
+        append(table, 0)
+        append(table, 10)
+        place.clock.now -= 86_400_000
+        assert len(table.expire(retention_ms=None)) == 2
 
     def test_an_expiry_is_no_conflict_for_a_commit_planned_before_it(self, table: IcebergTable) -> None:
         append(table, 0)
         base = table.snapshot()
-        table.expire(before_ms=FUTURE_MS)
+        table.expire(retention_ms=None)
         table.append(
             base, [write_segment(table, records(10))], {0: Positions(sealed_end=20)}, operation="seal"
         )
@@ -788,7 +843,7 @@ class TestCollection:
         table.replace(before, old, [new], {}, operation="compact")
         orphan = write_segment(table, records(50), job_id="crashed-job")
 
-        first = table.collect(older_than_ms=FUTURE_MS)
+        first = table.collect(grace_ms=None)
 
         assert orphan.path in first.files
         assert first.size_bytes >= orphan.size_bytes
@@ -796,8 +851,8 @@ class TestCollection:
         for snapshot in fresh.history():
             assert offsets_of(fresh, snapshot) == list(range(snapshot.positions[0].sealed_end))
 
-        table.expire(before_ms=FUTURE_MS)
-        second = table.collect(older_than_ms=FUTURE_MS)
+        table.expire(retention_ms=None)
+        second = table.collect(grace_ms=None)
 
         assert {each.path for each in old} <= set(second.files)
         left = place.files(table.location)
@@ -807,30 +862,73 @@ class TestCollection:
         assert offsets_of(fresh, fresh.snapshot()) == list(range(20))
         append(fresh, 20)
         assert offsets_of(fresh, fresh.snapshot()) == list(range(30))
-        assert fresh.collect(older_than_ms=START_MS).files == ()
+        assert fresh.collect(grace_ms=0).files == ()
 
     def test_young_files_and_files_of_live_jobs_stay(self, place: Place, table: IcebergTable) -> None:
         live = write_segment(table, records(0), job_id="seal-a-1")
         dead = write_segment(table, records(0), job_id="seal-a")
-        written_ms = int(time.time() * 1000)
+        place.clock.now = int(time.time() * 1000)
 
-        assert table.collect(older_than_ms=written_ms - 3_600_000) == Collected()
-        collected = table.collect(older_than_ms=FUTURE_MS, live_jobs={"seal-a-1"})
+        assert table.collect(grace_ms=3_600_000) == Collected()
+        collected = table.collect(grace_ms=None, live_jobs={"seal-a-1"})
 
         assert collected.files == (dead.path,)
         assert bare(live.path) in place.files(table.location)
+
+    def test_a_file_stays_for_the_grace_after_the_last_snapshot_that_named_it(
+        self, place: Place, table: IcebergTable
+    ) -> None:
+        grace_ms = 3_600_000
+        # Listings have the machine's times.
+        place.clock.now = int(time.time() * 1000) + 24 * grace_ms
+        old = append(table, 0)
+        new = write_segment(table, records(0, 5))
+        table.replace(table.snapshot(), [old], [new], {}, operation="compact")
+        place.clock.now += 24 * grace_ms
+
+        def collect() -> tuple[str, ...]:
+            # Each time by a process that knows nothing but what is noted.
+            return place.open().load("events").collect(grace_ms=grace_ms).files
+
+        assert collect() == ()
+        table.expire(retention_ms=None)
+        assert collect() == (), "a query that began a minute ago still reads it"
+        place.clock.now += grace_ms - 1
+        assert collect() == ()
+        place.clock.now -= 12 * grace_ms
+        assert collect() == (), "the clock was put back"
+        place.clock.now += grace_ms
+        assert old.path in collect()
+        assert bare(old.path) not in place.files()
+        assert collect() == ()
+        fresh = place.open().load("events")
+        assert offsets_of(fresh, fresh.snapshot()) == list(range(5))
+
+    @pytest.mark.parametrize("damage", [b"", b"[1]", b'{"a":', b'{"a": "b"}'])
+    def test_a_damaged_note_of_what_is_unnamed_counts_for_nothing(
+        self, place: Place, table: IcebergTable, damage: bytes
+    ) -> None:
+        append(table, 0)
+        orphan = write_segment(table, records(50))
+        place.clock.now = int(time.time() * 1000) + 86_400_000
+        assert table.collect(grace_ms=1000).files == ()
+        place.clock.now += 2000
+        place.write_bytes(f"{table.location}/metadata/lastword-unnamed.json", damage)
+        assert table.collect(grace_ms=1000).files == ()
+        place.clock.now += 1000
+        assert table.collect(grace_ms=1000).files == (orphan.path,)
 
     def test_a_dry_run_tells_and_changes_nothing(self, place: Place, table: IcebergTable) -> None:
         append(table, 0)
         orphan = write_segment(table, records(50))
         before = place.files()
 
-        told = table.collect(older_than_ms=FUTURE_MS, dry_run=True)
+        told = table.collect(grace_ms=None, dry_run=True)
 
         assert place.files() == before
         assert told.files == (orphan.path,)
         assert told.size_bytes == orphan.size_bytes
-        assert table.collect(older_than_ms=FUTURE_MS) == told
+        assert table.collect(grace_ms=None) == told
 
     def test_a_commit_during_the_collection_keeps_its_files(self, place: Place, table: IcebergTable) -> None:
         orphan = write_segment(table, records(500))
@@ -843,7 +941,7 @@ class TestCollection:
             return refresh()
 
         table._refresh = commit_first  # type: ignore[method-assign]
-        collected = table.collect(older_than_ms=FUTURE_MS)
+        collected = table.collect(grace_ms=None)
 
         assert orphan.path in collected.files
         assert offsets_of(other, other.snapshot()) == list(range(10))
@@ -858,7 +956,7 @@ class TestCollection:
             Path(bare(beside)).mkdir()
         place.write_bytes(f"{beside}/x.parquet", b"not of this table")
 
-        assert table.collect(older_than_ms=FUTURE_MS).files == ()
+        assert table.collect(grace_ms=None).files == ()
         remove(catalog, "foo")
 
         assert {bare(orphan.path), bare(f"{beside}/x.parquet")} <= set(place.files())

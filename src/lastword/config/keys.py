@@ -463,13 +463,13 @@ BROKER_SETTINGS: tuple[Setting, ...] = (
         key="collect.grace.ms",
         kind=_DURATION_MS,
         default="3600000",
-        meaning="age from which on a file that no snapshot names is removed",
+        meaning="how long a file stays after collection has found that no snapshot names it any more",
     ),
     Setting(
         key="snapshot.retention.ms",
         kind=_DURATION_MS,
         default="3600000",
-        meaning="how long old snapshots of a topic's table stay, for readers and time travel",
+        meaning="how long a snapshot of a topic's table stays after another has replaced it, for readers and time travel",
     ),
     Setting(
         key="lease.ttl.ms",

@@ -2,7 +2,8 @@
 
 1. All files below the table's location are listed.
 2. The table is looked at, afresh, and every file that its metadata names is read from it.
-3. Files of 1 that are old enough, of no live job and not in 2 are removed, one by one.
+3. Files of 1 that are of no live job and not in 2 are unnamed. Since when is noted beside the table (unnamed.py).
+4. Those that have been unnamed for long enough are removed, one by one.
 
 The listing comes first: a file that a commit names after it was listed is seen by 2. Killed at any point, it has
 removed only files that nobody needs. If anything of 2 can't be read, nothing is removed.
@@ -19,6 +20,11 @@ from lastword.segments.fileio import FileTree, SyncedFileIO, bare_path
 from lastword.segments.foreign import decoding
 from lastword.segments.parquet import job_of
 from lastword.segments.table import Collected
+from lastword.segments.unnamed import NOTE, load_note, note_seen, save_note
+
+MAX_MS = 2**62
+SETTLED_MS = 600_000
+"""A file that is younger may be one that a commit under way is about to name: it is not noted as unnamed yet."""
 
 
 def collect(
@@ -26,25 +32,40 @@ def collect(
     location: str,
     reload: Callable[[], Table],
     *,
-    older_than_ms: int,
+    now_ms: int,
+    grace_ms: int | None,
     live_jobs: Collection[str],
     dry_run: bool,
     data_only: bool,
 ) -> Collected:
     tree = FileTree(file_io, location)
-    candidates = [
-        file
+    # Without a grace also files go that are younger than this clock says, by the clock of the store.
+    before_ms = MAX_MS if grace_ms is None else now_ms - grace_ms
+    settled_ms = max(before_ms, now_ms - SETTLED_MS)
+    below = {
+        file.path.removeprefix(f"{tree.path}/"): file
         for file in tree.files()
-        if file.changed_ms is not None
-        and file.changed_ms < older_than_ms
-        and job_of(file.path) not in live_jobs
-        and not (data_only and job_of(file.path) is None)
-    ]
-    if not candidates:
+        if file.changed_ms is not None and file.changed_ms < settled_ms and job_of(file.path) not in live_jobs
+    }
+    below.pop(NOTE, None)
+    if not below:
         return Collected()
     named = named_files(reload())
-    garbage = [file for file in candidates if file.path not in named]
+    noted = load_note(file_io, location)
+    seen = note_seen(noted, (path for path, file in below.items() if file.path not in named), now_ms)
+    garbage = [
+        below[path]
+        for path, since_ms in seen.items()
+        if since_ms <= before_ms
+        and (below[path].changed_ms or 0) < before_ms
+        and not (data_only and job_of(path) is None)
+    ]
     if not dry_run:
+        gone = {file.path for file in garbage}
+        left = {path: since_ms for path, since_ms in seen.items() if below[path].path not in gone}
+        if left != noted:
+            save_note(file_io, location, left)
+            steps.reached("collect.noted")
         for file in garbage:
             tree.remove_file(file.path)
             steps.reached("collect.file.removed")

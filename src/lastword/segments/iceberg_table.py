@@ -17,7 +17,7 @@ from lastword.segments.commit import Change, commit, expire
 from lastword.segments.fileio import SyncedFileIO, io_properties
 from lastword.segments.foreign import decoding, mapped
 from lastword.segments.index import IndexCache, SegmentIndex
-from lastword.segments.lineage import main_line
+from lastword.segments.lineage import main_line, superseded
 from lastword.segments.loader import TableLoader
 from lastword.segments.parquet import SegmentFiles, SegmentFileWriter
 from lastword.segments.table import (
@@ -141,18 +141,22 @@ class IcebergTable:
         )
         return self._commit(base, change)
 
-    def expire(self, *, before_ms: int, keep: Collection[int] = ()) -> list[int]:
+    def expire(
+        self, *, retention_ms: int | None, keep: Collection[int] = (), dry_run: bool = False
+    ) -> list[int]:
         attempts = 5
         while True:
             table = self._refresh()
+            now_ms = self._clock.now_ms()
             protected = {ref.snapshot_id for ref in table.metadata.refs.values()} | set(keep)
             old = [
-                each.id
-                for each in (mapping.snapshot_from(table.metadata, each) for each in table.metadata.snapshots)
-                if each.id is not None and each.committed_ms < before_ms and each.id not in protected
+                snapshot_id
+                for snapshot_id, superseded_ms in superseded(table.metadata, now_ms).items()
+                if (retention_ms is None or now_ms - superseded_ms >= retention_ms)
+                and snapshot_id not in protected
             ]
-            if not old:
-                return []
+            if not old or dry_run:
+                return old
             attempts -= 1
             try:
                 self._keep(expire(table, old))
@@ -164,7 +168,7 @@ class IcebergTable:
     def collect(
         self,
         *,
-        older_than_ms: int,
+        grace_ms: int | None,
         live_jobs: Collection[str] = (),
         dry_run: bool = False,
         data_only: bool = False,
@@ -174,7 +178,8 @@ class IcebergTable:
                 SyncedFileIO(self.files.properties),
                 self.location,
                 self._refresh,
-                older_than_ms=older_than_ms,
+                now_ms=self._clock.now_ms(),
+                grace_ms=grace_ms,
                 live_jobs=live_jobs,
                 dry_run=dry_run,
                 data_only=data_only,

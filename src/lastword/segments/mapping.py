@@ -203,7 +203,7 @@ def snapshot_from(metadata: TableMetadata, snapshot: IcebergSnapshot) -> Snapsho
     return Snapshot(
         id=snapshot.snapshot_id,
         parent_id=snapshot.parent_snapshot_id,
-        committed_ms=int(summary.get(COMMITTED_MS, snapshot.timestamp_ms)),
+        committed_ms=committed_ms_of(snapshot),
         topic=topic,
         positions=_positions_at(metadata, snapshot, topic.partitions),
         operation=summary.get(OPERATION, "foreign"),
@@ -213,6 +213,10 @@ def snapshot_from(metadata: TableMetadata, snapshot: IcebergSnapshot) -> Snapsho
             if key.startswith(DETAIL_PREFIX)
         },
     )
+
+
+def committed_ms_of(snapshot: IcebergSnapshot) -> int:
+    return int(_summary_of(snapshot).get(COMMITTED_MS, snapshot.timestamp_ms))
 
 
 def commit_id_of(snapshot: IcebergSnapshot) -> str | None:

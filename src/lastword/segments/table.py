@@ -269,19 +269,26 @@ class SegmentTable(Protocol):
         """Commit the topic's settings (all of them), a larger number of partitions, or its end."""
         ...
 
-    def expire(self, *, before_ms: int, keep: Collection[int] = ()) -> list[int]:
-        """Forget snapshots committed before a time, but never the current one nor those in `keep`."""
+    def expire(
+        self, *, retention_ms: int | None, keep: Collection[int] = (), dry_run: bool = False
+    ) -> list[int]:
+        """Forget snapshots that another one replaced so long ago (None: all), and return their ids.
+
+        Never the current one, those in `keep`, nor those that a tag or a branch names.
+        """
         ...
 
     def collect(
         self,
         *,
-        older_than_ms: int,
+        grace_ms: int | None,
         live_jobs: Collection[str] = (),
         dry_run: bool = False,
         data_only: bool = False,
     ) -> Collected:
-        """Remove files that no live snapshot names, last changed before a time, of no job in `live_jobs`.
+        """Remove files that no live snapshot has named for so long (None: at all), of no job in `live_jobs`.
+
+        Since when is known from earlier calls: a file that is found to be unnamed for the first time is so from now on.
 
         With `data_only` metadata files stay: a commit that is under way elsewhere may be about to name them.
         """
