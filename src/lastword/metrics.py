@@ -143,6 +143,11 @@ COMPACTION_LAST_RUN = Gauge(
     ["topic", "partition"],
     registry=REGISTRY,
 )
+GROUPS_UNREADABLE_OFFSETS = Gauge(
+    "lastword_groups_unreadable_offsets",
+    "Offsets of the topic of consumer groups that could not be read when the broker started.",
+    registry=REGISTRY,
+)
 KAFKA_CONNECTIONS = Gauge(
     "lastword_kafka_connections", "Connections of Kafka clients that are open.", registry=REGISTRY
 )

@@ -29,6 +29,7 @@ from lastword.leases import LeaseKeeper
 from lastword.record import NO_TIMESTAMP_MS, RECORD_SCHEMA, Record, TimestampType
 from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
 from lastword.wal.reader import OffsetGoneError, WalReader, decode
+from lastword.wal.repair import DamagedRange
 
 logger = logging.getLogger(__name__)
 
@@ -222,6 +223,10 @@ class PartitionReader:
                     yield with_partition(clipped, self.partition)
                 if clipped.num_rows < records.num_rows:
                     return
+
+    def step_over(self, damaged: DamagedRange) -> None:
+        """Have the records behind a damaged range read, when they are asked for: nothing else says where they begin."""
+        self._wal.step_over(damaged.seq, damaged.end_offset, damaged.end_position)
 
     def tail(self, offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
         """Records from the WAL alone; OffsetGoneError if it does not have `offset` any more."""

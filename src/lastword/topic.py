@@ -30,6 +30,7 @@ from lastword.config import (
 )
 from lastword.errors import (
     ClosedError,
+    CorruptError,
     InvalidError,
     InvalidRecordError,
     LastwordError,
@@ -47,14 +48,14 @@ from lastword.readers import CommittedPositions, Reader, committed_positions, re
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, NewRecord, Record, TimestampType
 from lastword.retention import delete_records
 from lastword.segments.sketch import Sketches
-from lastword.segments.table import LastRun, SegmentTable, Snapshot, TopicInfo
+from lastword.segments.table import LastRun, SegmentGoneError, SegmentTable, Snapshot, TopicInfo
 from lastword.state import state_view
 from lastword.tiering import SealReport
 from lastword.timetravel import AsOf
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import deleter
 from lastword.wal.recovery import Floor, open_wal
-from lastword.wal.repair import DamagedRange
+from lastword.wal.repair import NOT_IN_WAL, DamagedRange
 from lastword.wal.repair import inspect as inspect_wal
 from lastword.wal.repair import skip as skip_damage
 from lastword.wal.writer import PartitionWriter, Produced
@@ -700,6 +701,46 @@ class Topic:
             if saved := checkpoints.load_writer(folder):
                 from_offset = max(at.sealed_end, at.log_start)
                 found += [(partition, each) for each in inspect_wal(folder, saved, from_offset=from_offset)]
+        return found
+
+    def sealed_damage(self) -> list[tuple[int, DamagedRange]]:
+        """The segments that can't be read, with their partitions. All are read: for small topics."""
+        found: list[tuple[int, DamagedRange]] = []
+        snapshot = self._table.snapshot()
+        for partition, at in enumerate(snapshot.positions):
+            for segment in self._table.plan(snapshot, partition, at.log_start):
+                try:
+                    for _ in self._table.read(segment, None, at.log_start):
+                        pass
+                except (CorruptError, SegmentGoneError) as error:
+                    if self._table.snapshot().id != snapshot.id:
+                        # Not damaged, but replaced meanwhile.
+                        return self.sealed_damage()
+                    damaged = DamagedRange(
+                        path=segment.path,
+                        seq=NOT_IN_WAL,
+                        position=0,
+                        end_position=segment.size_bytes,
+                        first_offset=max(segment.first_offset, at.log_start),
+                        end_offset=segment.last_offset + 1,
+                        problem=str(error),
+                    )
+                    found.append((partition, damaged))
+        return found
+
+    def leave_segments_behind(self) -> list[tuple[int, DamagedRange]]:
+        """Move the log start of an internal topic behind segments that can't be read; what was left behind.
+
+        Everything else before their end goes, too: the last record of each key must have been appended again.
+        """
+        self._check_writer()
+        assert is_internal(self.name)
+        found = self.sealed_damage()
+        ends: dict[int, int] = {}
+        for partition, damaged in found:
+            ends[partition] = max(ends.get(partition, 0), damaged.end_offset)
+        if ends:
+            delete_records(self._table, ends)
         return found
 
     def skip_wal_damage(self) -> list[tuple[int, DamagedRange]]:

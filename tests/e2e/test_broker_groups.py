@@ -40,7 +40,7 @@ from tests.support.kafka_clients import (
 
 from lastword.broker.groups.group import Group, State
 from lastword.broker.groups.handlers import GroupHandlers
-from lastword.broker.groups.store import GROUPS_TOPIC
+from lastword.broker.groups.replay import GROUPS_TOPIC
 
 pytestmark = LEAVES_SOCKETS
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
-from tests.support.broker import RunningBroker, running_broker
+from tests.support.broker import INLINE, RunningBroker, running_broker
+from tests.support.cli import Cli, wait_until
 from tests.support.clock import DAY_MS, ManualClock
 from tests.support.kafka_clients import (
     PATIENCE_S,
@@ -21,13 +22,17 @@ from tests.support.kafka_clients import (
     partitions_of,
     poll_until,
 )
-from tests.support.logs import offsets
+from tests.support.logs import offsets, segment_files
+from tests.support.server import serving
 
+import lastword
+from lastword import metrics
 from lastword.broker.errors import ErrorCode
 from lastword.broker.groups.handlers import GroupHandlers
 from lastword.broker.groups.members import MemberRef
+from lastword.broker.groups.replay import GROUPS_TOPIC
 from lastword.broker.groups.service import GroupService, NewOffset
-from lastword.broker.groups.store import GROUPS_TOPIC, Entry
+from lastword.broker.groups.store import Entry
 from lastword.errors import InvalidTopicError, LastwordError
 from lastword.log import Log
 from lastword.readers import committed_positions, save_group_positions
@@ -334,3 +339,108 @@ class TestHolds:
         with running_broker(tmp_path / "data", NOW) as broker:
             found = committed_positions(broker.log.path, topic_id)
             assert [(each.reader, each.position) for each in found] == [("g", 3)]
+
+
+class TestDamage:
+    """A part of the topic that can't be read keeps nobody waiting, and no committed offset is forgotten."""
+
+    @pytest.fixture
+    def data(self, tmp_path: Path) -> Path:
+        """`old` has commits before and after the place of the damage, `back` one that goes back, `new` only one there."""
+        with running_broker(tmp_path / "data", NOW) as broker:
+            create_topic(broker.address, "t")
+            consumers = {name: client(broker, name) for name in ("old", "back", "new", "fine")}
+            for name, offset in (("old", 10), ("back", 30), ("fine", 1)):
+                commit(consumers[name], "t", 0, offset)
+            for name, offset in (("old", 20), ("back", 5), ("new", 7)):
+                commit(consumers[name], "t", 0, offset)
+            commit(consumers["fine"], "t", 0, 2)
+            for each in consumers.values():
+                each.close()
+        return tmp_path / "data"
+
+    def found(self, broker: RunningBroker) -> dict[str, int]:
+        offsets = {}
+        for name in ("old", "back", "new", "fine"):
+            consumer = client(broker, name)
+            (offsets[name],) = committed(consumer, "t", 0)
+            consumer.close()
+        return offsets
+
+    def damage_wal(self, data: Path) -> None:
+        """From the second commit of `old` to that of `new`."""
+        (path,) = data.glob(f"wal/*/{GROUPS_TOPIC}/*/0/wal.*.log")
+        content = bytearray(path.read_bytes())
+        first = content.index(b'["offset",1,"old"', content.index(b'["offset",1,"old"') + 1)
+        last = content.index(b'["offset",1,"new"')
+        for position in range(first, last + 1):
+            content[position] ^= 0xFF
+        path.write_bytes(content)
+
+    def damage_segment(self, data: Path) -> None:
+        with lastword.open(data, config={"compaction.service.factory": INLINE}) as log:
+            log.topic(GROUPS_TOPIC).seal()
+            (path,) = [each for each in segment_files(log) if GROUPS_TOPIC in str(each)]
+        path.write_bytes(b"\0" * path.stat().st_size)
+
+    @pytest.mark.parametrize("where", ["wal", "segment"])
+    def test_the_broker_starts_and_no_offset_is_forgotten(
+        self, data: Path, where: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (self.damage_wal if where == "wal" else self.damage_segment)(data)
+        for _ in range(2):
+            caplog.clear()
+            with running_broker(data, NOW) as broker:
+                found = self.found(broker)
+                assert found["old"] in (10, 20) and found["back"] == 5 and found["new"] == 7
+                assert found["fine"] == 2
+                (problem,) = broker.broker.group_problems()
+                assert f"`lastword wal repair {GROUPS_TOPIC} --skip`" in problem
+                assert "consumers may read records again" in problem
+                assert metrics.REGISTRY.get_sample_value("lastword_groups_unreadable_offsets") > 0
+                assert f"{GROUPS_TOPIC}: offsets" in caplog.text
+                consumer = client(broker, "new")
+                commit(consumer, "t", 0, 7)
+                consumer.close()
+
+    @pytest.mark.parametrize("where", ["wal", "segment"])
+    @pytest.mark.parametrize("is_started_before", [True, False])
+    def test_left_behind(self, data: Path, where: str, is_started_before: bool) -> None:
+        """Also when no broker has met the damage before."""
+        (self.damage_wal if where == "wal" else self.damage_segment)(data)
+        if is_started_before:
+            with running_broker(data, NOW):
+                pass
+        cli = Cli(data)
+        assert "damaged range" in cli("wal", "repair", GROUPS_TOPIC, code=1).out
+        cli("wal", "repair", GROUPS_TOPIC, "--skip", "--yes")
+        assert "is not damaged" in cli("wal", "repair", GROUPS_TOPIC).out
+        with running_broker(data, NOW) as broker:
+            found = self.found(broker)
+            assert found["old"] in (10, 20) and (found["back"], found["new"], found["fine"]) == (5, 7, 2)
+            assert broker.broker.group_problems() == []
+            assert metrics.REGISTRY.get_sample_value("lastword_groups_unreadable_offsets") == 0
+
+    def test_left_behind_beside_a_server_everything_that_it_knows_stays(self, data: Path) -> None:
+        with serving(data) as server:
+            consumer = Consumer({"bootstrap.servers": server.kafka, "group.id": "old", "log_level": 0})
+            commit(consumer, "t", 0, 42)
+            self.damage_wal(data)
+            cli = Cli(data)
+            assert cli("wal", "repair", GROUPS_TOPIC, "--skip", "--yes", "--json").json["skipped"]
+            assert committed(consumer, "t", 0) == [42]
+            consumer.close()
+        with running_broker(data, NOW) as broker:
+            assert self.found(broker) == {"old": 42, "back": 5, "new": 7, "fine": 2}
+
+    def test_a_server_says_so_until_it_is_left_behind(self, data: Path) -> None:
+        self.damage_wal(data)
+        with serving(data) as server, server.client() as http:
+            cli = Cli(data)
+            wait_until(
+                lambda: len(http.get("/readyz").json()["problems"]) == 1, lambda: http.get("/readyz").text
+            )
+            assert GROUPS_TOPIC in cli("status", code=1).out
+            assert GROUPS_TOPIC in http.get("/readyz").json()["problems"][0]
+            cli("wal", "repair", GROUPS_TOPIC, "--skip", "--yes")
+            assert http.get("/readyz").json()["problems"] == []

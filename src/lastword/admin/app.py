@@ -16,6 +16,7 @@ from lastword.admin import connectors, exposition, health, models, pages, proble
 from lastword.admin.desk import Desk, GroupAdmin, decoded, keys_of, one_key
 from lastword.admin.jobs import EVENTS, Jobs
 from lastword.admin.page import page
+from lastword.broker.groups.replay import GROUPS_TOPIC
 from lastword.errors import InvalidError, InvalidRecordError, UnavailableError
 from lastword.operations import describing, records, topics, wal
 from lastword.record_json import Parsed, parse_record
@@ -73,10 +74,10 @@ def build(
         return HTMLResponse(page(app.openapi()), headers={"Content-Security-Policy": CONTENT_POLICY})
 
     problems.install(app)
-    _add_topics(app, desk)
+    ask_groups = _group_desk(broker, groups)
+    _add_topics(app, desk, ask_groups)
     _add_records(app, desk)
     _add_jobs(app, desk, jobs)
-    ask_groups = _group_desk(broker, groups)
     _add_groups(app, ask_groups)
     _add_health(app, desk, broker, sources_problem, ask_groups)
     connectors.add(app, desk)
@@ -85,7 +86,7 @@ def build(
     return app
 
 
-def _add_topics(app: FastAPI, desk: Desk) -> None:
+def _add_topics(app: FastAPI, desk: Desk, ask_groups: AskGroups) -> None:
     log = desk.log
 
     @app.get("/v1/topics", tags=["topics"])
@@ -148,7 +149,13 @@ def _add_topics(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/topics/{topic}/wal/skip-damage", tags=["WAL"])
     def skip_damage(topic: str, _nothing: models.Nothing) -> Data:
         """Leave the damaged ranges behind, for ever; the damaged files are kept aside."""
-        return wal.skip_wal_damage(log, topic)
+        if topic != GROUPS_TOPIC:
+            return wal.skip_wal_damage(log, topic)
+        # The coordinator knows all of it, also what can't be read any more.
+        ask_groups(lambda groups: groups.write_again())
+        skipped = wal.skip_wal_damage(log, topic)
+        ask_groups(lambda groups: groups.repaired())
+        return skipped
 
 
 def _add_records(app: FastAPI, desk: Desk) -> None:

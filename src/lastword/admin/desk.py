@@ -37,6 +37,14 @@ class GroupAdmin(Protocol):
         """Group, topic, partition, and how far the first is behind in the last."""
         ...
 
+    async def write_again(self) -> None:
+        """Have all that is known at the end of the log, so that what can't be read can be left behind."""
+        ...
+
+    async def repaired(self) -> None:
+        """Note that it has been left behind."""
+        ...
+
     async def delete_group(self, group: str) -> None:
         """UnknownGroupError if there is no such group, InvalidError if it has members."""
         ...

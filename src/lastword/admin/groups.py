@@ -43,6 +43,14 @@ class CoordinatedGroups:
         offsets = self._service.committed(group, None)
         return {place: committed for place, committed in offsets.items() if committed is not None}
 
+    async def write_again(self) -> None:
+        """Have all that is known at the end of the log, so that what can't be read can be left behind."""
+        await self._service.write_again()
+
+    async def repaired(self) -> None:
+        """Note that it has been left behind."""
+        self._service.repaired()
+
     async def delete_group(self, group: str) -> None:
         error = await self._service.delete_group(group)
         match error:

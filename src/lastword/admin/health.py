@@ -24,6 +24,9 @@ class Listens(Protocol):
     @property
     def address(self) -> tuple[str, int]: ...
 
+    def group_problems(self) -> list[str]:
+        """What could not be read of consumer groups."""
+
 
 def problems(desk: Desk, broker: Listens | None, loop: asyncio.AbstractEventLoop | None) -> list[str]:
     """What keeps the server from being ready. Blocks for some seconds at most."""
@@ -68,7 +71,7 @@ def _broker_problems(broker: Listens | None, loop: asyncio.AbstractEventLoop | N
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(LOOP_S)
     except (TimeoutError, RuntimeError):
         return [f"the broker's loop has not answered within {LOOP_S:g} s"]
-    return []
+    return broker.group_problems()[:MOST_NAMED]
 
 
 def _wal_problems(desk: Desk) -> list[str]:

@@ -100,6 +100,10 @@ class Broker:
         host, port = self._listener.getsockname()[:2]
         return host, port
 
+    def group_problems(self) -> list[str]:
+        """What could not be read of consumer groups, and the way out."""
+        return self.group_service.problems()
+
     @property
     def connections(self) -> int:
         return len(self._connections)

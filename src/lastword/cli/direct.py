@@ -193,9 +193,12 @@ class Direct:
             return wal.wal_damage(log, name)
 
     def skip_wal_damage(self, name: str) -> Data:
+        from lastword.broker.groups.replay import GROUPS_TOPIC, write_again
         from lastword.operations import wal
 
         with self.session.write() as log:
+            if name == GROUPS_TOPIC:
+                write_again(log)
             return wal.skip_wal_damage(log, name)
 
     @contextmanager

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from lastword import disk, running
 from lastword.broker.groups.records import CommittedOffset, OffsetKey, SavedGroup, offset_record
-from lastword.broker.groups.store import GROUPS_TOPIC, replay
+from lastword.broker.groups.replay import GROUPS_TOPIC, replay, with_positions
 from lastword.connect.protocol import GroupOffset, TakenOver
 from lastword.connect.target import LogTarget, Target
 from lastword.errors import InvalidError, UnavailableError, UnknownTopicError
@@ -184,9 +184,10 @@ class _InternalTopic:
             topic = self._log.topic(GROUPS_TOPIC)
         except UnknownTopicError:
             return {}
+        names = {info.id: info.name for info in self._log.topic_infos()}
         return {
             key: value
-            for key, value in replay(topic)
+            for key, value in with_positions(replay(topic), self._log.path, names).entries
             if (key.group_id if isinstance(key, OffsetKey) else key) == group
         }
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lastword.clock import SystemClock
+from lastword.config import is_internal
 from lastword.operations.maintaining import wait_for_maintenance
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal.files import ASIDE_FOLDER, file_name
@@ -30,14 +31,21 @@ def show_wal(log: Log, name: str | None) -> list[dict[str, Any]]:
 
 
 def wal_damage(log: Log, name: str) -> dict[str, Any]:
-    """The damaged ranges of a topic's WAL. Nothing is locked or changed."""
-    return _damage_data(name, log.topic(name).wal_damage(), skipped=False)
+    """The damaged ranges of a topic's WAL, of an internal topic also of its segments. Nothing is locked or changed."""
+    topic = log.topic(name)
+    found = [*(topic.sealed_damage() if is_internal(name) else ()), *topic.wal_damage()]
+    return _damage_data(name, found, skipped=False)
 
 
 def skip_wal_damage(log: Log, name: str) -> dict[str, Any]:
-    """Leave the damaged ranges behind; what was left behind. Needs the writer."""
+    """Leave the damaged ranges behind; what was left behind. Needs the writer.
+
+    Of an internal topic everything that is known must have been appended again before: see broker/groups/replay.py.
+    """
+    topic = log.topic(name)
     with wait_for_maintenance(log):
-        return _damage_data(name, log.topic(name).skip_wal_damage(), skipped=True)
+        found = topic.leave_segments_behind() if is_internal(name) else []
+        return _damage_data(name, [*found, *topic.skip_wal_damage()], skipped=True)
 
 
 def _topic_data(topic: Topic, now_ms: int) -> dict[str, Any]:

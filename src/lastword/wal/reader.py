@@ -7,7 +7,7 @@ a file is at its end or gone. It never sees a byte that has not been shown to re
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +113,10 @@ class WalReader:
                         total += int(np.searchsorted(offsets, end_offset))
             offset = placed[-1].header.next_offset
         return total
+
+    def step_over(self, seq: int, offset: int, position: int) -> None:
+        """Note where a batch of a file begins that no walk from the file's beginning reaches, because of damage."""
+        insort(self._index.setdefault(seq, []), (offset, position))
 
     def close(self) -> None:
         if self._cursor is not None:

@@ -30,14 +30,19 @@ from lastword.wal.recovery import aside_path
 
 logger = logging.getLogger(__name__)
 
+NOT_IN_WAL = -1
+
 _MAGIC_AT, _MAGIC = 16, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedRange:
-    """Bytes that can't be read, and the offsets that were in them. An empty range of offsets: none was lost."""
+    """Bytes that can't be read, and the offsets that were in them. An empty range of offsets: none was lost.
 
-    path: Path
+    The path may be that of a sealed segment; then `seq` is NOT_IN_WAL.
+    """
+
+    path: Path | str
     seq: int
     position: int
     end_position: int

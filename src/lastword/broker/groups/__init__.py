@@ -7,6 +7,7 @@ subscription.py  the topics that a consumer's metadata names, and the partitions
 timers.py        deadlines by name
 offsets.py       the committed offsets of all groups, in memory
 records.py       the internal topic's keys and values
+replay.py        what the internal topic says, also where a part of it can't be read
 store.py         the internal topic: written before anything is answered, replayed at the start
 holds.py         positions of groups, for compaction, which must not take a tombstone that a group has not read
 describing.py    groups as plain data, with how far they are behind

@@ -63,7 +63,7 @@ class GroupHolds:
     async def start(self) -> None:
         """Bring the files in line with what was committed, as far as they differ in what matters."""
         topics = [each.id for each in self._node.log.opened_topics().values()]
-        self._written = await self._node.call_slow(_read_files, self._node.log.path, topics)
+        self._written = await self._node.call_slow(read_positions, self._node.log.path, topics)
         self._changed = {pair for pair in {*self._positions, *self._written} if self._is_behind(pair)}
         await self.write()
 
@@ -103,7 +103,8 @@ class GroupHolds:
         return True
 
 
-def _read_files(folder: Path, topics: Iterable[UUID]) -> dict[Pair, dict[int, tuple[int, int]]]:
+def read_positions(folder: Path, topics: Iterable[UUID]) -> dict[Pair, dict[int, tuple[int, int]]]:
+    """The positions in the files of some topics, and when each group was last seen there."""
     found: dict[Pair, dict[int, tuple[int, int]]] = {}
     for topic_id in topics:
         try:

@@ -37,10 +37,11 @@ from lastword.broker.groups.records import (
     group_record,
     offset_record,
 )
+from lastword.broker.groups.replay import GROUPS_TOPIC, problems
 from lastword.broker.groups.store import Entry, GroupStore
 from lastword.broker.node import Node
 from lastword.clock import new_uuid
-from lastword.errors import InvalidError, LastwordError, UnknownTopicError
+from lastword.errors import InvalidError, LastwordError, UnavailableError, UnknownTopicError
 from lastword.topic import Topic
 
 logger = logging.getLogger(__name__)
@@ -314,6 +315,31 @@ class GroupService:
         if found is None or not 0 <= partition < found.partitions:
             return None
         return found.writer(partition).shown.offset
+
+    def problems(self) -> list[str]:
+        """What could not be read at the start, and the way out."""
+        return problems(self._store.lost)
+
+    async def write_again(self) -> None:
+        """Have every committed offset at the end of the log too, so that damage before it can be left behind.
+
+        UnavailableError if that fails. Those that are being written are there anyway, and later.
+        """
+        entries = [
+            offset_record(key, committed)
+            for group_id in self._offsets.groups()
+            for place, committed in self._offsets.of(group_id).items()
+            if (key := OffsetKey(group_id, *place)) not in self._under_way
+        ]
+        error = await self._write(entries, lambda: None) if entries else ErrorCode.NONE
+        if error is not ErrorCode.NONE:
+            raise UnavailableError(
+                f"{GROUPS_TOPIC} can't be written, so nothing was left behind: {error.name}"
+            )
+
+    def repaired(self) -> None:
+        """Note that what could not be read has been left behind."""
+        self._store.repaired()
 
     async def delete_group(self, group_id: str) -> ErrorCode:
         """Delete a group that has no members, with its offsets."""

@@ -3,7 +3,8 @@
 1. What is to be kept is queued, with a callback. One task takes all that is queued and appends it in one go, so that
    commits that come together share one sync, and everything is applied in the order in which it is in the log.
 2. The callbacks are told how it went. Nothing is answered to a client, or seen by another, before that.
-3. At the start the topic is read from its beginning, and the last record of each key counts.
+3. At the start the topic is read from its beginning, and the last record of each key counts (replay.py). Damage does not
+   keep the broker from starting: it is reported, and what is known all the same is written again behind it.
 
 Killed at any point: what was answered is in the log. What was not may be there too, as for any other commit whose
 answer is lost. The topic is compacted by the worker as every other topic.
@@ -15,7 +16,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from lastword.broker.groups.records import CommittedOffset, OffsetKey, SavedGroup, parse
+from lastword import metrics
+from lastword.broker.groups.replay import GROUPS_TOPIC, Key, Lost, Replayed, Value, replay, with_positions
 from lastword.broker.node import Node
 from lastword.errors import (
     ClosedError,
@@ -29,8 +31,6 @@ from lastword.record import NewRecord
 from lastword.topic import Topic
 
 logger = logging.getLogger(__name__)
-
-GROUPS_TOPIC = "__lastword_groups"
 
 Entry = tuple[bytes, bytes | None]
 Done = Callable[[LastwordError | None], None]
@@ -46,8 +46,10 @@ class GroupStore:
         self._closing = False
         self._task: asyncio.Task[None] | None = None
         self._topic: Topic | None = None
+        self.lost: list[Lost] = []
+        """What could not be read at the start."""
 
-    async def start(self) -> list[tuple[str | OffsetKey, SavedGroup | CommittedOffset]]:
+    async def start(self) -> list[tuple[Key, Value]]:
         """What is kept, as of the last record of each key."""
         found = await self._node.call_slow(self._replay)
         self._task = asyncio.create_task(self._run(), name="lastword-group-store")
@@ -120,18 +122,47 @@ class GroupStore:
     def _open(self) -> None:
         self._topic = self._node.log.internal_topic(GROUPS_TOPIC)
 
-    def _replay(self) -> list[tuple[str | OffsetKey, SavedGroup | CommittedOffset]]:
+    def _replay(self) -> list[tuple[Key, Value]]:
+        log = self._node.log
         try:
-            self._topic = self._node.log.topic(GROUPS_TOPIC)
+            self._topic = log.topic(GROUPS_TOPIC)
         except UnknownTopicError:
             return []
-        return replay(self._topic)
+        self.repaired()
+        found = replay(self._topic)
+        if found.lost:
+            names = {each.id: each.name for each in list(log.opened_topics().values())}
+            found = with_positions(found, log.path, names)
+            self._report(found)
+            self._write_again(found)
+        return found.entries
 
+    def _report(self, found: Replayed) -> None:
+        self.lost = found.lost
+        metrics.GROUPS_UNREADABLE_OFFSETS.set(sum(each.end_offset - each.first_offset for each in found.lost))
+        for each in found.lost:
+            logger.error(
+                "%s: %s Committed offsets that were there are as of some seconds before, so consumers may read "
+                "records again. `lastword wal repair %s --skip` leaves them behind.",
+                *(GROUPS_TOPIC, each, GROUPS_TOPIC),
+            )
 
-def replay(topic: Topic) -> list[tuple[str | OffsetKey, SavedGroup | CommittedOffset]]:
-    """What the topic has, as of the last record of each key."""
-    last = dict(parse(record, topic=GROUPS_TOPIC) for record in topic.read())
-    return [(key, value) for key, value in last.items() if value is not None]
+    def _write_again(self, found: Replayed) -> None:
+        records = found.doubtful()
+        if not records:
+            return
+        assert self._topic is not None
+        try:
+            self._topic.append_internal(records)
+            logger.info("%d groups and offsets were written again behind what can't be read", len(records))
+        except LastwordError as error:
+            # They are known in this life; the next start does the same again.
+            logger.error("groups and offsets could not be written again to %s: %s", GROUPS_TOPIC, error)
+
+    def repaired(self) -> None:
+        """Note that there is nothing, or nothing any more, that can't be read."""
+        self.lost = []
+        metrics.GROUPS_UNREADABLE_OFFSETS.set(0)
 
 
 def _tell(done: Done, error: LastwordError | None) -> None:

@@ -14,7 +14,7 @@ from lastword.broker.groups.records import (
     group_record,
     offset_record,
 )
-from lastword.broker.groups.store import GROUPS_TOPIC, replay
+from lastword.broker.groups.replay import GROUPS_TOPIC, replay, with_positions
 from lastword.errors import InvalidError, UnknownGroupError, UnknownTopicError
 from lastword.log import Log
 from lastword.record import NewRecord
@@ -62,7 +62,7 @@ class StoredGroups:
             topic = self._log.topic(GROUPS_TOPIC)
         except UnknownTopicError:
             return
-        for key, value in replay(topic):
+        for key, value in with_positions(replay(topic), self._log.path, self._names).entries:
             name = key.group_id if isinstance(key, OffsetKey) else key
             group = self._groups.setdefault(name, Group(name))
             if isinstance(key, OffsetKey):
