@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 BASE_MS = 1_760_000_000_000
 SENTINEL = b"\x00sentinel"
@@ -122,7 +122,7 @@ def _read(address: str, topic: str) -> Iterator[Seen]:
             "log_level": 4,
         }
     )
-    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    consumer.assign([TopicPartition(topic, 0, 0)])
     deadline = time.monotonic() + 60
     try:
         while True:
