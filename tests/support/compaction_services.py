@@ -11,6 +11,7 @@ from lastword.compaction.inline import InlineCompactionServiceFactory
 from lastword.compaction.job import PartitionReport
 from lastword.compaction.service import WHAT_IS_DUE, CompactionRequest, ServiceContext
 from lastword.compaction.spark import SparkCompactionServiceFactory, SparkEngine
+from lastword.errors import LastwordError
 from lastword.reader import to_records, with_partition
 from lastword.record import Record
 
@@ -302,3 +303,77 @@ class IsStuckAtTheLogStart(WrappedService):
 
     def read_compacted_entries(self, partition: int, start: int, count: int) -> Sequence[Record]:
         return self.inline.read_compacted_entries(partition, start, count) if start == 0 else []
+
+
+@found_by("test_erased_keys_are_not_served_any_more", "test_a_reader_beside_is_not_served_erased_keys_either")
+class ServesErasedKeys(WrappedService):
+    """Has a copy of each topic id, made anew when the position moves: an erasure does not move it."""
+
+    copies: ClassVar[dict[tuple[str, int, int], list[Record]]] = {}
+
+    def read_compacted_entries(self, partition: int, start: int, count: int) -> Sequence[Record] | None:
+        position = self.inline.last_compacted_position(partition)
+        if position is None:
+            return None
+        topic_id = self.factory.inline.context.table(self.topic).snapshot().topic.id.hex
+        key = (topic_id, partition, position)
+        if key not in self.copies:
+            self.copies[key] = list(self.inline.read_compacted_entries(partition, 0, 1000) or ())
+        return [each for each in self.copies[key] if each.offset >= start][:count]
+
+
+@found_by("test_erased_keys_are_not_served_any_more")
+class HasAnErasedLastEntry(WrappedService):
+    def __init__(self, factory: WrappingFactory, topic: str) -> None:
+        super().__init__(factory, topic)
+        self.last: dict[tuple[int, int], Record | None] = {}
+
+    def last_compacted_entry(self, partition: int) -> Record | None:
+        position = self.inline.last_compacted_position(partition)
+        if position is None:
+            return None
+        key = (partition, position)
+        return self.last.setdefault(key, self.inline.last_compacted_entry(partition))
+
+
+@found_by("test_a_key_that_is_written_again_after_its_erasure_is_served")
+class BansErasedKeys(WrappedService):
+    """Remembers keys that have gone, and never serves them again."""
+
+    def __init__(self, factory: WrappingFactory, topic: str) -> None:
+        super().__init__(factory, topic)
+        self.seen: set[bytes] = set()
+        self.banned: set[bytes] = set()
+
+    def compact(self, request: CompactionRequest = WHAT_IS_DUE) -> Sequence[PartitionReport]:
+        reports = self._look()
+        made = self.inline.compact(request)
+        self._look()
+        return made or reports
+
+    def _look(self) -> Sequence[PartitionReport]:
+        entries = self.inline.read_compacted_entries(0, 0, 1000) or ()
+        keys = {each.key for each in entries if each.key is not None}
+        self.banned |= self.seen - keys
+        self.seen = keys
+        return ()
+
+    def read_compacted_entries(self, partition: int, start: int, count: int) -> Sequence[Record] | None:
+        found = self.inline.read_compacted_entries(partition, start, 1000)
+        return [each for each in found if each.key not in self.banned][:count]
+
+
+@found_by("test_the_service_of_a_deleted_topic_has_nothing_more_to_give")
+class OutlivesItsTopic(WrappedService):
+    """Goes on serving from memory when its topic is gone."""
+
+    def __init__(self, factory: WrappingFactory, topic: str) -> None:
+        super().__init__(factory, topic)
+        self.kept: Sequence[Record] = ()
+
+    def read_compacted_entries(self, partition: int, start: int, count: int) -> Sequence[Record] | None:
+        try:
+            self.kept = self.inline.read_compacted_entries(partition, start, count)
+        except LastwordError:
+            return self.kept
+        return self.kept

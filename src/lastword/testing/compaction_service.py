@@ -13,6 +13,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -20,6 +21,7 @@ from unittest import mock
 import lastword
 from lastword import compacted
 from lastword.compaction.service import CompactionRequest, TopicCompactionService
+from lastword.errors import LastwordError
 from lastword.log import Log
 from lastword.record import NO_TIMESTAMP_MS, Header, NewRecord, Record, TimestampType
 from lastword.testing.clock import ManualClock
@@ -152,6 +154,26 @@ class CompactionServiceContract:
         assert self.entries(topic, partition) == expected
         assert service.last_compacted_position(partition) == written[-1].offset + 1
         assert service.last_compacted_entry(partition) == expected[-1]
+
+    def erase(self, topic: Topic, *keys: str) -> None:
+        """Erase keys, and expect that nothing is left of them."""
+        assert self.log.erase(topic.name, [key.encode() for key in keys]).left == ()
+
+    def check_erased(self, topic: Topic, written: Sequence[Sequence[Record]]) -> None:
+        """Check that key-1 and key-4 are served by nobody, and all others as before, by the service or the log."""
+        assert list(topic.read(compacted=True)) == [
+            record for own in written for record in without(newest(own), "key-1", "key-4")
+        ]
+        service = self.service(topic)
+        for partition in range(topic.partitions):
+            last = service.last_compacted_entry(partition)
+            found = [*self.entries(topic, partition), *([] if last is None else [last])]
+            assert found == without(found, "key-1", "key-4")
+
+    def open_beside(self) -> Log:
+        """Open the same log once more, for reading, as another process would."""
+        settings = {**self.config, "compaction.service.factory": self.factory}
+        return lastword.open(self.log.path, config=settings, clock=self.clock, read_only=True)
 
     # ------------------------------------------------------------------------------------------ compaction
 
@@ -459,6 +481,71 @@ class CompactionServiceContract:
         self.compact(topic)
         self.check(topic, written)
 
+    # ------------------------------------------------------------------------------------ what must be gone
+
+    def test_erased_keys_are_not_served_any_more(self) -> None:
+        topic = self.topic(partitions=2)
+        written = [self.write_rounds(topic, rounds=2, keys=5, partition=each) for each in range(2)]
+        self.compact(topic)
+        for partition, own in enumerate(written):
+            self.check(topic, own, partition)
+
+        # The last one in its partition among them, which is the last compacted entry.
+        self.erase(topic, "key-1", "key-4")
+
+        self.check_erased(topic, written)
+        topic = self.reopen().topic(topic.name)
+        self.check_erased(topic, written)
+        written[0] += self.write(topic, put("key-0", "later"))
+        self.compact(topic)
+        self.check_erased(topic, written)
+        assert self.entries(topic, 0) == without(newest(written[0]), "key-1", "key-4")
+
+    def test_a_reader_beside_is_not_served_erased_keys_either(self) -> None:
+        topic = self.topic()
+        written = self.write_rounds(topic, rounds=2, keys=5)
+        self.compact(topic)
+        with self.open_beside() as beside:
+            seen = beside.topic(topic.name)
+            assert list(seen.read(compacted=True)) == newest(written)
+
+            self.erase(topic, "key-1", "key-4")
+            assert list(seen.read(compacted=True)) == without(newest(written), "key-1", "key-4")
+
+            written += self.write(topic, put("key-2", "later"))
+            self.compact(topic)
+            assert list(seen.read(compacted=True)) == without(newest(written), "key-1", "key-4")
+
+    def test_a_key_that_is_written_again_after_its_erasure_is_served(self) -> None:
+        topic = self.topic()
+        written = self.write_rounds(topic, rounds=2, keys=3)
+        self.compact(topic)
+        self.erase(topic, "key-1")
+        again = self.write(topic, put("key-1", "again"))
+
+        expected = [*without(newest(written), "key-1"), *again]
+        assert list(topic.read(compacted=True)) == expected
+        self.compact(topic)
+        assert self.entries(topic) == expected
+        assert self.service(topic).last_compacted_entry(0) == again[0]
+
+    def test_the_service_of_a_deleted_topic_has_nothing_more_to_give(self) -> None:
+        old = self.topic()
+        self.write_rounds(old, rounds=2, keys=4)
+        self.compact(old)
+        service = self.service(old)
+        assert service.read_compacted_entries(0, 0, 10)
+
+        self.log.delete_topic(old.name)
+        assert not given(service)
+
+        # Nor has it what another topic of that name has.
+        topic = self.topic()
+        written = self.write_rounds(topic, rounds=3, keys=5)
+        self.compact(topic)
+        self.check(topic, written)
+        assert not given(service)
+
     # -------------------------------------------------------------------------------------------- the end
 
     def test_compacted_data_outlive_the_log(self) -> None:
@@ -498,6 +585,22 @@ def newest(written: Iterable[Record]) -> list[Record]:
     records = list(written)
     last = {record.key: record.offset for record in records}
     return [record for record in records if record.key is None or last[record.key] == record.offset]
+
+
+def without(records: Iterable[Record], *keys: str) -> list[Record]:
+    """Records but for those of some keys."""
+    return [record for record in records if record.key not in {key.encode() for key in keys}]
+
+
+def given(service: TopicCompactionService) -> list[Record]:
+    """Return everything that a service gives of the first partition; nothing where it refuses."""
+    found: list[Record] = []
+    with suppress(LastwordError):
+        found += service.read_compacted_entries(0, 0, 1000) or ()
+    with suppress(LastwordError):
+        last = service.last_compacted_entry(0)
+        found += [] if last is None else [last]
+    return found
 
 
 def pages_of(records: int) -> Any:
