@@ -29,10 +29,6 @@ from lastword.errors import InvalidError
 Rows = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 """Asks a query of a database."""
 
-WAL_BLOCK: Final = 8192
-WAL_HEADER: Final = 40
-"""Bytes at the start of a block that belong to no record: nothing ever ends within them."""
-
 _LEAVES_QUERY: Final = """
     WITH RECURSIVE tree AS (
         SELECT inhrelid, xmin::text AS attached FROM pg_inherits WHERE inhparent = %s
@@ -125,6 +121,11 @@ class PartitionWatch:
 
 
 def _wal_end(rows: Rows) -> int:
-    """Where the WAL ends; a record that begins a block ends the one before, without the header between."""
-    end = int(rows("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint", ())[0][0])
-    return end - end % WAL_BLOCK if end % WAL_BLOCK <= WAL_HEADER else end
+    """Where the WAL ends, and make sure that the stream gets there soon.
+
+    The end may be of records that nobody waits for, and that are flushed much later on a quiet server. A transaction with
+    a number of its own ends with a record behind them, and PostgreSQL flushes those within a second.
+    """
+    end = rows("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint", ())
+    rows("SELECT pg_current_xact_id()::text", ())
+    return int(end[0][0])
