@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import UUID
 
-from lastword import identity, leases, relocating, retention, staged
+from lastword import identity, leases, relocating, repairing, retention, staged
 from lastword.announcements import Announcements
 from lastword.channel import ChannelServer, ask
 from lastword.clock import Clock, SystemClock, new_uuid
@@ -55,11 +55,12 @@ from lastword.errors import (
 )
 from lastword.folder import CONFIG_FILE, Storage, check_folder, load_config
 from lastword.leases import HeldLease, LeaseKeeper
-from lastword.lifecycle import Deletion, Lifecycle, UndecidedError
+from lastword.lifecycle import Deletion, Lifecycle, UndecidedError, wal_folder
 from lastword.listing import TopicListing, UnreadableTopic, Visited, visit
 from lastword.locks import Role, RoleLock, writer_channel
 from lastword.measuring import Measures, look
 from lastword.readers import committed_positions
+from lastword.repairing import RepairPlan
 from lastword.retention import RetentionPlan
 from lastword.segments.fileio import io_properties
 from lastword.segments.table import (
@@ -368,6 +369,49 @@ class Log:
         # It is gone. What can't be removed now is removed later.
         with _warned("the deletion of a topic is not done yet and is tried again"):
             self._finish_deletion(deletion)
+
+    def plan_repair(self, name: str) -> RepairPlan:
+        """What is wrong with the table of a topic that can't be read, and what can be done. Nothing is changed."""
+        self._check_open()
+        check_topic_name(name)
+        try:
+            table = self._catalog.load(name)
+            table.plan(table.snapshot())
+        except CorruptError as error:
+            folder = wal_folder(self.path, name, self._catalog.place(name).topic_id)
+            return repairing.propose(name, str(error), self._catalog.older_states(name), folder)
+        raise InvalidError(f"The table of {name!r} can be read: there is nothing to repair.")
+
+    def repair_topic(self, name: str) -> RepairPlan:
+        """Have a topic whose table can't be read go back to the newest older state of it that can be used.
+
+        What the WAL still has is sealed again. InvalidError if records that were acknowledged would be lost.
+        """
+        self._check_writer()
+        with self.maintenance(), self._topics_lock:
+            plan = self.plan_repair(name)
+            if plan.chosen is None:
+                raise InvalidError(
+                    f"No older state of the table of {name!r} can be used. Restore the damaged file from a backup, or "
+                    f"delete the topic. {plan.problem}"
+                )
+            if plan.lost:
+                lost = ", ".join(
+                    f"{each.first_offset} to {each.end_offset - 1} of partition {each.partition}"
+                    for each in plan.lost
+                )
+                raise InvalidError(
+                    f"{name!r} is not repaired, because the offsets {lost} would be lost: neither an older state of its "
+                    f"table nor the WAL has them. Restore the metadata file from a backup, or delete the topic."
+                )
+            self._let_go(name)
+            self._catalog.go_back(name, plan.chosen)
+            table = self._load(name)
+            if plan.partitions > table.snapshot().topic.partitions:
+                retry_on_conflict(lambda: table.alter(table.snapshot(), partitions=plan.partitions))
+            self.topic(name)
+            logger.warning("%s has gone back to the state in %s", name, plan.chosen.metadata_location)
+            return plan
 
     def undecided(self) -> set[str]:
         """Topics that may have been deleted, or not: the catalog did not tell. They take no appends meanwhile."""

@@ -260,6 +260,32 @@ class TestCatalog:
         assert reopened.list() == []
         assert place.files() == []
 
+    def test_a_table_that_can_not_be_read_goes_back_to_an_older_state(
+        self, place: Place, catalog: IcebergCatalog
+    ) -> None:
+        table = catalog.create(new_topic("foo"))
+        append(table, 0)
+        before = table.snapshot()
+        newest_path = table._table.metadata_location
+        other = place.open().load("foo")
+        other.append(before, [], {0: Positions(sealed_end=15)}, operation="seal")
+        # A commit that was never made leaves a metadata file, too.
+        folder, _, name = newest_path.rpartition("/")
+        orphan = place.read_bytes(other._table.metadata_location)
+        place.write_bytes(f"{folder}/{name.partition('-')[0]}-{uuid4()}.metadata.json", orphan)
+        place.write_bytes(other._table.metadata_location, b"{")
+
+        reopened = place.open()
+        newest, first = reopened.older_states("foo")
+        assert (newest.problem, first.problem) == (None, None)
+        assert (newest.metadata_location, newest.snapshot) == (newest_path, before)
+        reopened.go_back("foo", newest)
+
+        table = reopened.load("foo")
+        assert offsets_of(table, table.snapshot()) == list(range(10))
+        append(table, 10)
+        assert offsets_of(table, table.snapshot()) == list(range(20))
+
     def test_a_topic_created_again_shares_nothing_with_the_old_one(
         self, place: Place, catalog: IcebergCatalog
     ) -> None:

@@ -308,3 +308,48 @@ def test_delete_records_moves_the_log_start(cli: Cli) -> None:
         "no partition 1"
         in cli("topic", "delete-records", "t", "--partition", "1", "--before", "0", code=2).err
     )
+
+
+# -------------------------------------------------------------------------------------- a damaged table
+
+
+@pytest.fixture
+def unreadable(users: Cli) -> Cli:
+    """The metadata file of the table of `users` is damaged; `clicks` is whole."""
+    users("topic", "create", "clicks")
+    users("topic", "seal", "users")
+    users("produce", "users", stdin=b"dave:Kyiv\n")
+    location = Path(users.json("topic", "describe", "users")["location"].removeprefix("file://"))
+    newest = max((location / "metadata").glob("*.metadata.json"))
+    newest.write_bytes(newest.read_bytes()[:50])
+    return users
+
+
+def test_a_topic_that_can_not_be_read_is_listed_and_described(unreadable: Cli) -> None:
+    listed = {each["name"]: each for each in unreadable.json("topic", "list")}
+    assert (listed["clicks"]["state"], listed["users"]["state"]) == ("ready", "unreadable")
+    assert "is damaged" in listed["users"]["problem"]
+    shown = unreadable("topic", "list").out
+    assert "unreadable" in shown and "clicks" in shown
+    described = unreadable.json("topic", "describe", "users", code=1)
+    assert (described["state"], described["id"]) == ("unreadable", listed["users"]["id"])
+    assert "lastword topic repair users" in unreadable("topic", "describe", "users", code=1).out
+    assert "is damaged" in unreadable("wal", "show").out
+    unreadable("produce", "clicks", stdin=b"k:1\n")
+    unreadable("topic", "seal", "clicks")
+
+
+def test_it_is_repaired(unreadable: Cli) -> None:
+    plan = unreadable.json("topic", "repair", "users", code=1)
+    assert (plan["repaired"], plan["lost"]) == (False, [])
+    assert [each["operation"] for each in plan["states"]] == ["create"]
+    assert "No record is lost" in unreadable("topic", "repair", "users", code=1).out
+    assert "has gone back to" in unreadable("topic", "repair", "users", "--yes").out
+    assert sorted(filter(None, unreadable.values("users"))) == ["Bern", "Kyiv", "Oslo", "Paris", "Rome"]
+    assert unreadable.json("topic", "seal", "users")["records"] == 5
+    assert "nothing to repair" in unreadable("topic", "repair", "users", code=2).err
+
+
+def test_it_is_deleted(unreadable: Cli) -> None:
+    assert unreadable("topic", "delete", "users", "--yes").out == "Deleted topic users.\n"
+    assert [each["name"] for each in unreadable.json("topic", "list")] == ["clicks"]

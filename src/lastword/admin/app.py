@@ -116,6 +116,16 @@ def _add_topics(app: FastAPI, desk: Desk, ask_groups: AskGroups) -> None:
         """Delete a topic with all its records and the positions of its readers."""
         return topics.delete_topic(log, topic)
 
+    @app.get("/v1/topics/{topic}/repair", tags=["topics"])
+    def repair_plan(topic: str) -> Data:
+        """What is wrong with a topic's table, and the older state that it can go back to."""
+        return topics.repair_plan(log, topic)
+
+    @app.post("/v1/topics/{topic}/repair", tags=["topics"])
+    def repair_topic(topic: str, _nothing: models.Nothing) -> Data:
+        """Have a topic whose table can't be read go back to an older state of it."""
+        return topics.repair_topic(log, topic)
+
     @app.get("/v1/topics/{topic}/config", tags=["settings"])
     def topic_config(topic: str) -> list[Data]:
         """Each setting that holds for a topic, and where it comes from."""

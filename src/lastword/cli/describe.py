@@ -20,11 +20,14 @@ def register(group: typer.Typer) -> None:
 
 
 def describe(session: Session, name: TopicArgument) -> None:
-    """Show what a topic is, where its records are, and what is wrong with it, if anything."""
+    """Show what a topic is, where its records are, and what is wrong with it, if anything.
+
+    The exit code is 1 if its table can't be read.
+    """
     found = session.backend.describe_topic(name)
     if found["state"] == "unreadable":
         session.output.show(found, *_unreadable_parts(found))
-        return
+        raise typer.Exit(1)
     if found["estimate_problem"] is not None:
         session.output.warn(f"garbage can't be estimated: {found['estimate_problem']}")
     session.output.show(found, *_description_parts(found), *_failing_parts(found["failing_compactions"]))

@@ -80,6 +80,18 @@ class Direct:
         with self.session.write() as log:
             return topics.delete_topic(log, name)
 
+    def repair_plan(self, name: str) -> Data:
+        from lastword.operations import topics
+
+        with self.session.read() as log:
+            return topics.repair_plan(log, name)
+
+    def repair_topic(self, name: str) -> Data:
+        from lastword.operations import topics
+
+        with self.session.write() as log:
+            return topics.repair_topic(log, name)
+
     def delete_records(self, name: str, *, partition: int, before: int) -> Data:
         from lastword.operations import topics
 

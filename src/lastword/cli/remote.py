@@ -49,6 +49,12 @@ class Remote:
     def delete_topic(self, name: str) -> Data:
         return self._ask("DELETE", _topic(name))
 
+    def repair_plan(self, name: str) -> Data:
+        return self._get(_topic(name, "repair"))
+
+    def repair_topic(self, name: str) -> Data:
+        return self._post(_topic(name, "repair"), {})
+
     def delete_records(self, name: str, *, partition: int, before: int) -> Data:
         return self._post(_topic(name, "delete-records"), {"partition": partition, "before": before})
 

@@ -198,6 +198,74 @@ def delete(session: Session, name: TopicArgument, yes: YesOption = False) -> Non
 
 @command(
     app,
+    "repair",
+    examples=["lastword topic repair users", "lastword topic repair users --yes"],
+    shown=["lastword.log"],
+)
+def repair(
+    session: Session,
+    name: TopicArgument,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Go back to the newest older state that can be used.")
+    ] = False,
+) -> None:
+    """Show which older states of a table that can't be read can be used; with --yes, go back to the newest.
+
+    What was sealed since is sealed again from the WAL. It is refused where records would be lost. Without --yes nothing
+    is changed, and the exit code is 1.
+    """
+    if yes:
+        done = session.backend.repair_topic(name)
+        session.output.show(
+            done, f"{name} has gone back to {done['chosen']}. What the WAL has is sealed again in a while."
+        )
+        return
+    plan = session.backend.repair_plan(name)
+    session.output.show(plan, *_repair_parts(plan))
+    raise typer.Exit(1)
+
+
+def _repair_parts(plan: dict[str, Any]) -> list[Any]:
+    parts: list[Any] = [styled(f"The table of {plan['topic']} can't be read: {plan['problem']}", "red")]
+    if plan["states"]:
+        parts += [
+            heading("Older states, newest first"),
+            table(
+                ["metadata file", "committed by", ""],
+                [
+                    (
+                        each["metadata_location"].rpartition("/")[2],
+                        each["operation"],
+                        styled(each["problem"], "red") if each["problem"] else "can be used",
+                    )
+                    for each in plan["states"]
+                ],
+            ),
+        ]
+    if plan["chosen"] is None:
+        return [*parts, "None can be used. Restore the metadata file from a backup, or delete the topic."]
+    if plan["lost"]:
+        return [
+            *parts,
+            heading("Lost with the newest that can be used"),
+            table(
+                [">partition", ">offsets"],
+                [
+                    (each["partition"], offsets(each["first_offset"], each["end_offset"]))
+                    for each in plan["lost"]
+                ],
+            ),
+            "So it is not done. Restore the metadata file from a backup, or delete the topic.",
+        ]
+    way_out = (
+        f"`lastword topic repair {plan['topic']} --yes` goes back to the newest that can be used. No record is lost. "
+        f"Settings that were changed since, and deletions of records, are undone."
+    )
+    return [*parts, way_out]
+
+
+@command(
+    app,
     "seal",
     examples=["lastword topic seal users", "lastword topic seal users --json"],
     shown=["lastword.tiering"],

@@ -7,11 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import InvalidConfigError, InvalidError, UnknownTopicError
+from lastword.operations.maintaining import wait_for_maintenance
 from lastword.record_json import snapshot_id_text
 
 if TYPE_CHECKING:
     from lastword.config import EffectiveSetting
     from lastword.log import Log
+    from lastword.repairing import RepairPlan
     from lastword.segments.table import Snapshot
 
 Data = dict[str, Any]
@@ -108,6 +110,17 @@ def delete_topic(log: Log, name: str) -> Data:
     return {"topic": name, "deleted": True}
 
 
+def repair_plan(log: Log, name: str) -> Data:
+    """What is wrong with a topic's table, and the older state that it can go back to. Nothing is changed."""
+    return _repair_data(log.plan_repair(name), repaired=False)
+
+
+def repair_topic(log: Log, name: str) -> Data:
+    """Go back to an older state of a topic's table. Needs the writer."""
+    with wait_for_maintenance(log):
+        return _repair_data(log.repair_topic(name), repaired=True)
+
+
 def delete_records(log: Log, name: str, *, partition: int, before: int) -> Data:
     """Needs the writer."""
     topic = log.topic(name)
@@ -140,6 +153,25 @@ def history(log: Log, name: str) -> Data:
 def settings(log: Log, topic: str | None) -> list[Data]:
     """Each effective setting and where it comes from."""
     return [asdict(each) for each in log.explain_config(topic)]
+
+
+def _repair_data(plan: RepairPlan, *, repaired: bool) -> Data:
+    return {
+        "topic": plan.topic,
+        "problem": plan.problem,
+        "repaired": repaired,
+        "states": [
+            {
+                "metadata_location": each.metadata_location,
+                "committed_ms": None if each.snapshot is None else each.snapshot.committed_ms,
+                "operation": None if each.snapshot is None else each.snapshot.operation,
+                "problem": each.problem,
+            }
+            for each in plan.states
+        ],
+        "chosen": None if plan.chosen is None else plan.chosen.metadata_location,
+        "lost": [asdict(each) for each in plan.lost],
+    }
 
 
 def _policy(effective: Iterable[EffectiveSetting]) -> str:

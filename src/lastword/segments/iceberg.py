@@ -28,13 +28,22 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from lastword import steps
 from lastword.clock import Clock, new_uuid
-from lastword.errors import ConflictError, CorruptError, InvalidConfigError, StorageError, TopicExistsError
+from lastword.errors import (
+    ConflictError,
+    CorruptError,
+    InvalidConfigError,
+    InvalidError,
+    StorageError,
+    TopicExistsError,
+    UnknownTopicError,
+)
 from lastword.segments import mapping
 from lastword.segments.commit import Change, summary_of
 from lastword.segments.fileio import FILE_IO, FileTree, SyncedFileIO, bare_path, io_properties, warehouse_uri
 from lastword.segments.foreign import decoding, mapped
 from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.loader import TableLoader
+from lastword.segments.older import OlderState, older_states
 from lastword.segments.relocation import Rewritten, rewrite
 from lastword.segments.table import Announce, Positions, Segment, TablePlace, TopicInfo, to_nobody
 
@@ -275,6 +284,25 @@ class IcebergCatalog:
                     steps.reached("drop.entry.removed")
                     return
         raise ConflictError(f"The table of {name} changed {_DROP_ATTEMPTS} times while it was being dropped.")
+
+    def older_states(self, name: str) -> builtins.list[OlderState]:
+        identifier = mapping.identifier_of(name)
+        with mapped(f"Looking for older states of {name}"):
+            pointer = self._loader.pointer(identifier)
+            if pointer is None:
+                raise InvalidError(
+                    f"The catalog keeps the metadata of {name} itself: use its own means to go back to an older state."
+                )
+            return older_states(self._file_io, pointer, self._loader.previous(identifier))
+
+    def go_back(self, name: str, state: OlderState) -> None:
+        identifier = mapping.identifier_of(name)
+        with mapped(f"Going back to an older state of {name}"):
+            pointer = self._loader.pointer(identifier)
+            if pointer is None:
+                raise UnknownTopicError(f"there is no topic {name!r}")
+            self._loader.move_pointers({identifier: (pointer, state.metadata_location)})
+        steps.reached("go_back.done")
 
     def remove_files(self, location: str, topic_id: UUID) -> None:
         if not location.endswith(f"/{topic_id.hex}"):

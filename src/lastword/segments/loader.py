@@ -93,6 +93,19 @@ class TableLoader:
                 )
             )
 
+    def previous(self, identifier: tuple[str, ...]) -> str | None:
+        """Where the metadata was before the last commit, if the catalog knows."""
+        assert isinstance(self._catalog, SqlCatalog)
+        namespace, name = identifier
+        with Session(self._catalog.engine) as session:
+            return session.scalar(
+                select(IcebergTables.previous_metadata_location).where(
+                    IcebergTables.catalog_name == self._catalog.name,
+                    IcebergTables.table_namespace == namespace,
+                    IcebergTables.table_name == name,
+                )
+            )
+
     def forget(self, identifier: tuple[str, ...], pointer: str) -> bool:
         """Remove a table's entry, if its metadata is still at `pointer`; False if it is not.
 

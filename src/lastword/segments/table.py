@@ -22,6 +22,7 @@ import pyarrow as pa
 from lastword.errors import ConflictError, StorageError, UnknownTopicError
 
 if TYPE_CHECKING:
+    from lastword.segments.older import OlderState
     from lastword.segments.parquet import SegmentFiles
 
 T = TypeVar("T")
@@ -331,6 +332,14 @@ class SegmentCatalog(Protocol):
 
     def drop(self, name: str, topic_id: UUID) -> None:
         """Forget a table, if it is still the one of this topic. Its files stay. Can be repeated."""
+        ...
+
+    def older_states(self, name: str) -> Sequence[OlderState]:
+        """The states that a table had before the current one, newest first. It need not be readable."""
+        ...
+
+    def go_back(self, name: str, state: OlderState) -> None:
+        """Make an older state the current one."""
         ...
 
     def remove_files(self, location: str, topic_id: UUID) -> None:
