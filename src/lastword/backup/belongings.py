@@ -27,7 +27,8 @@ from typing import Any, Final
 
 from lastword import disk
 from lastword.backup.manifest import Manifest, SavedFile
-from lastword.errors import StorageError
+from lastword.clock import SystemClock
+from lastword.errors import StorageError, UnavailableError
 
 CONNECT_FOLDER: Final = "connect"
 JOURNAL: Final = "unit.json"
@@ -37,6 +38,9 @@ SINK_OF_SOURCE: Final = "connect-"
 PRODUCER_IDS: Final = "producer.ids"
 ERASING_FOLDER: Final = "erasing"
 
+SOURCE_WAIT_MS: Final = 60_000
+"""How long a source may take to append what it is at."""
+
 _ALONE: Final = ("uptime.json", "cluster.id", PRODUCER_IDS)
 _FOLDERS: Final = ("readers", ERASING_FOLDER)
 _OF_A_RUNNING_SOURCE: Final = ("lock", "appending", "status.json")
@@ -44,15 +48,34 @@ _UNFINISHED: Final = ".tmp"
 
 
 @contextmanager
-def appending(folder: Path) -> Iterator[None]:
+def appending(folder: Path, wait_ms: int | None = None) -> Iterator[None]:
     """Keep everyone else from appending a unit of the source whose folder it is."""
     disk.make_folder(folder)
     fd = os.open(folder / "appending", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        if wait_ms is None:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        else:
+            _lock_within(fd, wait_ms, folder.name)
         yield
     finally:
         os.close(fd)
+
+
+def _lock_within(fd: int, wait_ms: int, source: str) -> None:
+    clock, waited_ms = SystemClock(), 0
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if waited_ms >= wait_ms:
+                raise UnavailableError(
+                    f"The source {source!r} has been appending for {wait_ms // 1000} s, and its position can't be taken "
+                    f"meanwhile. `lastword connect status` says how it is; pause it, or try again."
+                ) from None
+        clock.sleep_ms(20)
+        waited_ms += 20
 
 
 @contextmanager
@@ -61,7 +84,7 @@ def sources_held(data_folder: Path) -> Iterator[None]:
     root = data_folder / CONNECT_FOLDER
     with ExitStack() as held:
         for folder in sorted(each for each in root.iterdir() if each.is_dir()) if root.exists() else ():
-            held.enter_context(appending(folder))
+            held.enter_context(appending(folder, SOURCE_WAIT_MS))
         yield
 
 

@@ -32,7 +32,7 @@ from threading import Lock
 
 from lastword.backup import belongings, manifest, wals
 from lastword.backup.manifest import Manifest, SavedTopic, SavedWal
-from lastword.backup.place import CHUNK_BYTES, Piece, Place, chunks_of, put
+from lastword.backup.place import CHUNK_BYTES, Folder, Piece, Place, chunks_of, put
 from lastword.clock import Clock, monotonic_s
 from lastword.config import is_internal
 from lastword.errors import CorruptError, InvalidError, LastwordError, UnavailableError, UnknownTopicError
@@ -106,6 +106,10 @@ def make(
     """Make a backup of a log in a place; with `keep` only that many of the newest stay there."""
     if keep is not None and keep < 1:
         raise InvalidError(f"{keep} backups can't be kept; at least 1, the one that is made, is.")
+    if isinstance(place, Folder) and place.is_inside(origin.path):
+        raise InvalidError(
+            f"{place.address} is inside of the data folder {origin.path}, and would be lost with it. Name another place."
+        )
     with RoleLock.acquire(origin.path, Role.BACKUP, origin.clock):
         return _Job(origin, place, progress or (lambda _done, _total: None), stop).run(keep)
 
@@ -255,8 +259,7 @@ class _Job:
         self, pinned: Sequence[_Pinned], pins: ExitStack, known: Mapping[str, Piece], there: Mapping[str, int]
     ) -> list[SavedTopic]:
         topics: list[SavedTopic] = []
-        planned = [each.table.plan(each.snapshot) for each in pinned]
-        self._total_bytes = sum(segment.size_bytes for segments in planned for segment in segments)
+        self._total_bytes = sum(_sealed_bytes(each) for each in pinned)
         for each in pinned:
             name = each.snapshot.topic.name
             try:
@@ -363,7 +366,8 @@ class _Job:
         if unreadable:
             return [], 0
         in_order = sorted(backups, key=lambda each: each.id)
-        kept = in_order if keep is None else in_order[-keep:]
+        # A backup that lacks a topic takes the place of none that may have it.
+        kept = in_order if keep is None or self._problems else in_order[-keep:]
         gone = [each.id for each in in_order if each not in kept]
         for backup_id in gone:
             self._place.remove(manifest.path_of(backup_id))
@@ -394,6 +398,14 @@ def load_all(place: Place) -> tuple[list[Manifest], list[str]]:
         except CorruptError as error:
             problems.append(str(error))
     return found, problems
+
+
+def _sealed_bytes(pinned: _Pinned) -> int:
+    """About what there is to copy, for the progress: whoever copies finds out what can't be."""
+    try:
+        return sum(segment.size_bytes for segment in pinned.table.plan(pinned.snapshot))
+    except LastwordError:
+        return 0
 
 
 def _missing(saved: Sequence[SavedWal], snapshot: Snapshot) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -100,6 +101,9 @@ class Folder:
     def address(self) -> str:
         return str(self._root)
 
+    def is_inside(self, folder: Path) -> bool:
+        return self._root.resolve().is_relative_to(folder.resolve())
+
     def sizes(self, under: str = "") -> dict[str, int]:
         top = self._root / under
         found: dict[str, int] = {}
@@ -119,10 +123,14 @@ class Folder:
         part = target.with_name(target.name + _PART)
         try:
             disk.make_folder(target.parent)
-            with part.open("wb", buffering=0) as file:
+            # For nobody else to read: there are records in it, and the settings with their secrets.
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
                 for chunk in chunks:
-                    disk.write_all(file.fileno(), chunk)
-                disk.fsync(file.fileno())
+                    disk.write_all(fd, chunk)
+                disk.fsync(fd)
+            finally:
+                os.close(fd)
             reached("place.written")
             part.replace(target)
             disk.sync_folder(target.parent)

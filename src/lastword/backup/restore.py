@@ -200,7 +200,9 @@ class Restore:
             self._restore(topic)
         belongings.put_back(self._target.path, self._found, now_ms=self._target.clock.now_ms())
         if self._target.settings is not None:
-            disk.replace_file(self._target.path / CONFIG_FILE, self._target.settings.encode())
+            path = self._target.path / CONFIG_FILE
+            # There may be secrets in it: only whoever runs the restored log may read it.
+            disk.replace_file(path, self._target.settings.encode(), mode=0o600)
         reached("restore.belongings.written")
         pieces = list(self._found.pieces())
         return RestoreReport(

@@ -470,6 +470,9 @@ def test_a_topic_that_can_not_be_copied_is_named_and_the_others_are_there(
         report = log.backup(to)
         assert [each.info.name for each in report.backup.topics] == ["good"]
         assert "topic 'lost' is not in the backup: No WAL file" in report.problems[0]
+        # No older backup goes for one that lacks a topic.
+        clock.move(1000)
+        assert log.backup(to, keep=1).removed_backups == ()
     with reopened(tmp_path, clock, to) as restored:
         assert restored.topics() == ["good"]
 
@@ -541,7 +544,11 @@ def test_settings_without_places_are_kept_to_the_letter(tmp_path: Path, clock: M
         log.create_topic("t").append("k", "v")
         log.backup(to)
     lastword.restore(to, tmp_path / "r", clock=clock)
-    assert (tmp_path / "r" / "lastword.yaml").read_text() == "# why\nsegment.bytes: 12345  # because\n"
+    own = tmp_path / "r" / "lastword.yaml"
+    assert own.read_text() == "# why\nsegment.bytes: 12345  # because\n"
+    # There may be secrets in it.
+    assert own.stat().st_mode & 0o077 == 0
+    assert [path for path in to.rglob("*") if path.is_file() and path.stat().st_mode & 0o077] == []
 
 
 def test_a_catalog_that_has_the_topic_and_a_warehouse_that_has_its_files_are_refused(

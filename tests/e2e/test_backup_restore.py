@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.support.clock import ManualClock
 from tests.support.compacted import INLINE_CONFIG
+from tests.support.forks import killed_at
 from tests.support.kafka_clients import wait_until
 from tests.support.logs import fill, open_log, values
 from tests.support.postgres import Cluster, running_cluster
@@ -234,6 +235,29 @@ def test_a_file_source_goes_on_exactly_where_it_was(tmp_path: Path) -> None:
     ):
         again.wait(lambda: len(list(restored.topic("t").read())) >= 5000)
         assert values(restored.topic("t").read()) == list(range(5000))
+
+
+def test_a_unit_of_a_source_that_a_kill_has_left_comes_along(tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("0\n1\n2\n")
+    source = {"s": {"connector": "file", "topic": "t", "config": {"path": str(lines), "format": "lines"}}}
+
+    def run() -> None:
+        with lastword.open(tmp_path / "data", config=INLINE_CONFIG) as log, running(log, source) as sources:
+            sources.wait(lambda: False)
+
+    # Its position says that the records are in the log, and they are only staged.
+    assert killed_at("connect.journaled", run)
+    with lastword.open(tmp_path / "data", config=INLINE_CONFIG, read_only=True) as log:
+        assert list(log.topic("t").read()) == []
+        log.backup(tmp_path / "backups")
+    lastword.restore(tmp_path / "backups", tmp_path / "restored")
+    with (
+        lastword.open(tmp_path / "restored", config=INLINE_CONFIG) as restored,
+        running(restored, source) as again,
+    ):
+        again.wait(lambda: len(list(restored.topic("t").read())) >= 3)
+        assert values(restored.topic("t").read()) == [0, 1, 2]
 
 
 def test_a_postgresql_source_notices_that_its_slot_is_ahead(tmp_path: Path, cluster: Cluster) -> None:
