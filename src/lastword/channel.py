@@ -4,7 +4,8 @@
 tells it of commits. The writer's lock file names its socket. One request and one answer a connection; with `hold` the
 connection stays open while the asker does something, and a last answer says that the writer knows of its end. An asker
 that is killed closes its connection, which ends it too. When nobody answers there is no writer: the lock, not the
-socket, decides that.
+socket, decides that. While the writer is at a request it says so, line after line: an asker waits for as long as that
+takes, and gives up when it has heard nothing for TIMEOUT_S.
 
 `JobServer` and `ask_job`: the broker's process asks the worker's for work that takes long. One request a connection;
 then any number of lines that say how far it has come, and one with the result or the error. Who goes away before
@@ -32,6 +33,9 @@ from lastword.problems import from_problem, to_problem
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
+"""So long the other end may be silent."""
+_WORKING_TIMES = 12
+"""How often within that time somebody who is at a request says so."""
 _MAX_LINE_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 256 << 20
 """Of a job: the keys of an erasure may be many."""
@@ -113,16 +117,21 @@ class ChannelServer:
 
     def _answer(self, connection: socket.socket, request: dict[str, Any]) -> None:
         try:
-            answer = self._handler(request)
-            if isinstance(answer, AbstractContextManager):
-                with answer as first:
+            with contextlib.ExitStack() as held:
+                with _saying_that_it_works(connection):
+                    answer = self._handler(request)
+                    if isinstance(answer, AbstractContextManager):
+                        first = held.enter_context(answer)
+                if isinstance(answer, AbstractContextManager):
                     _send(connection, first)
                     # However long the asker takes; its end, one way or the other, is what is waited for.
                     connection.settimeout(None)
                     with contextlib.suppress(OSError):
                         _read_line(connection)
                     connection.settimeout(TIMEOUT_S)
-                answer = {}
+                    with _saying_that_it_works(connection):
+                        held.close()
+                    answer = {}
         except ClosedError as error:
             # Of the writer's log: whoever asks has one that is open, and can try again.
             answer = {"problem": to_problem(UnavailableError(f"The writer is closing its log: {error}"))}
@@ -134,6 +143,28 @@ class ChannelServer:
             unexpected = UnavailableError(f"The writer met an unexpected {type(error).__name__}: {error}")
             answer = {"problem": to_problem(unexpected)}
         _send(connection, answer)
+
+
+@contextlib.contextmanager
+def _saying_that_it_works(connection: socket.socket) -> Iterator[None]:
+    """Tell the asker again and again that its request is being carried out; nothing more once this is left."""
+    done = threading.Event()
+
+    def say() -> None:
+        while not done.wait(TIMEOUT_S / _WORKING_TIMES):
+            try:
+                _send(connection, {"working": True})
+            except OSError:
+                # The asker is gone. What it asked for is done all the same.
+                return
+
+    thread = threading.Thread(target=say, name="lastword-channel-working", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def ask(path: str, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -166,20 +197,28 @@ def hold(path: str, request: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
 
 
 def _exchange(connection: socket.socket, path: str, message: dict[str, Any]) -> dict[str, Any] | None:
-    """Send a line and read the answer; None if the other end is gone."""
+    """Send a line and wait for the answer while the other end works; None if it is gone."""
     try:
         _send(connection, message)
-        line = _read_line(connection)
+        waiting = b""
+        while received := connection.recv(1 << 16):
+            *lines, waiting = (waiting + received).split(b"\n")
+            for line in lines:
+                answer: dict[str, Any] = json.loads(line)
+                if "problem" in answer:
+                    raise from_problem(answer["problem"])
+                if "working" not in answer:
+                    return answer
+        return None
     except (BrokenPipeError, ConnectionResetError):
         return None
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"The writer has not been heard of on {path} for {TIMEOUT_S:g} s: its process is stopped, or its machine has "
+            f"far too much to do. Once it goes on it may still do what it was asked for ({message.get('do')})."
+        ) from error
     except OSError as error:
         raise UnavailableError(f"The writer does not answer on {path}: {error}") from error
-    if not line:
-        return None
-    answer: dict[str, Any] = json.loads(line)
-    if "problem" in answer:
-        raise from_problem(answer["problem"])
-    return answer
 
 
 def _read_line(connection: socket.socket, max_bytes: int = _MAX_LINE_BYTES) -> bytes:

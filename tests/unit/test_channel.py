@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import lastword
-from lastword import disk
+from lastword import channel, disk, steps
 from lastword.channel import ChannelServer, ask, hold
 from lastword.errors import (
     ClosedError,
@@ -26,7 +27,7 @@ from lastword.errors import (
     WriteFailedError,
 )
 from lastword.locks import writer_channel
-from lastword.staged import Piece, Sink, Unit
+from lastword.staged import Piece, Sink, Unit, ask_writer
 
 RAISED = {
     "record": InvalidRecordError("a record has no key"),
@@ -91,15 +92,15 @@ def test_a_log_refuses_as_if_it_was_open_here(tmp_path: Path) -> None:
         (sink.folder / "x.batches").write_bytes(data)
         sink.propose(Unit(number=1, pieces={partition: [Piece("x.batches", 0, len(data))]}))
         log.alter_topic("t", set_config={"max.message.bytes": 100})
-        channel = writer_channel(log.path)
-        assert channel is not None
+        path = writer_channel(log.path)
+        assert path is not None
         request = {"do": "append", "topic": "t", "sink": "q", "number": 1}
         with pytest.raises(InvalidRecordError, match=r"max\.message\.bytes"):
-            ask(channel, request)
+            ask(path, request)
         with pytest.raises(UnknownTopicError):
-            ask(channel, {**request, "topic": "nobody"})
+            ask(path, {**request, "topic": "nobody"})
         with pytest.raises(InvalidError, match="it can roll, append, hear of commits and finish deletions"):
-            ask(channel, {"do": "dance"})
+            ask(path, {"do": "dance"})
 
 
 class Noted:
@@ -159,3 +160,91 @@ def test_a_channel_that_closes_does_not_wait_for_those_who_hold(noted: tuple[Not
 def test_nobody_is_there_to_hold(tmp_path: Path) -> None:
     with hold(str(tmp_path / "nobody.sock"), {"do": "commit"}) as answer:
         assert answer is None
+
+
+class Working:
+    """Lets the writer go on once it has said so often that it is working that the asker would have given up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(channel, "TIMEOUT_S", 0.5)
+        self._enough = threading.Semaphore(0)
+        send = channel._send
+
+        def counted(connection: socket.socket, message: dict[str, Any]) -> None:
+            send(connection, message)
+            if "working" in message:
+                self._enough.release()
+
+        monkeypatch.setattr(channel, "_send", counted)
+
+    def wait(self, timeouts: int = 3) -> None:
+        for _ in range(timeouts * channel._WORKING_TIMES):
+            assert self._enough.acquire(timeout=60)
+
+
+def test_an_asker_waits_for_as_long_as_the_writer_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    working = Working(monkeypatch)
+
+    def slow(_request: dict[str, Any]) -> dict[str, Any]:
+        working.wait()
+        return {"did": "it"}
+
+    server = ChannelServer(slow)
+    server.start()
+    assert ask(server.path, {"do": "append"}) == {"did": "it"}
+    server.close()
+
+
+def test_a_hold_that_begins_and_ends_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    working = Working(monkeypatch)
+
+    @contextmanager
+    def slow(_request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        working.wait()
+        yield {"noted": True}
+        working.wait()
+
+    server = ChannelServer(slow)
+    server.start()
+    with hold(server.path, {"do": "commit"}) as answer:
+        assert answer == {"noted": True}
+    server.close()
+
+
+def test_an_asker_gives_up_on_a_writer_that_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "TIMEOUT_S", 0.2)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stopped:
+        stopped.bind(str(tmp_path / "s"))
+        stopped.listen()
+        with pytest.raises(UnavailableError, match=r"not been heard of .* may still do .* \(append\)"):
+            ask(str(tmp_path / "s"), {"do": "append"})
+
+
+def test_a_unit_that_takes_the_writer_long_is_appended_once_and_others_are_answered_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working = Working(monkeypatch)
+    with lastword.open(tmp_path / "data") as log:
+        topic = log.create_topic("t")
+        sink = Sink(log.path, topic.id, "q")
+        disk.make_folder(sink.folder)
+        ((partition, data),) = topic.encode_arrow(pa.table({"key": ["a"], "value": ["b"]}))
+        (sink.folder / "x.batches").write_bytes(data)
+        sink.propose(Unit(number=1, pieces={partition: [Piece("x.batches", 0, len(data))]}))
+
+        def at(step: str) -> None:
+            if step == "staged.noted":
+                working.wait()
+                path = writer_channel(log.path)
+                assert path is not None
+                assert ask(path, {"do": "roll", "topic": "t", "due_only": True}) == {"failed": []}
+
+        steps.install(at)
+        try:
+            assert ask_writer(log.path, "t", "q", 1) == 1
+        finally:
+            steps.install(None)
+        assert ask_writer(log.path, "t", "q", 1) == 0
+        assert [record.value for record in topic.read()] == [b"b"]

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 import lastword
 from lastword import disk
 from lastword.clock import SystemClock, monotonic_s, new_uuid
-from lastword.errors import InvalidError, LockedError
+from lastword.errors import InvalidError, UnavailableError
 from lastword.spark.opened import opened
 from lastword.spark.options import Where, WriteOptions
 from lastword.spark.schema import check_writable
@@ -159,20 +159,25 @@ def commit(where: Where, name: str, number: int, staged: Sequence[StagedRows]) -
 
 
 def _append(where: Where, topic: str, sink: str, number: int) -> None:
-    """Have a unit appended by whoever is the log's writer; nobody: by this process."""
+    """Have a unit appended by whoever is the log's writer; nobody: by this process.
+
+    Asking again is safe: what has been appended by then is found to be there.
+    """
     folder = Path(where.path)
     until_s = monotonic_s() + WAIT_S
     while True:
-        if ask_writer(folder, topic, sink, number) is not None:
-            return
         try:
-            with lastword.open(folder, config=where.config, create=False) as log:
-                log.topic(topic).append_staged(sink, number)
+            if ask_writer(folder, topic, sink, number) is None:
+                with lastword.open(folder, config=where.config, create=False) as log:
+                    log.topic(topic).append_staged(sink, number)
             return
-        except LockedError:
-            # Somebody has just become the writer, or is it for a moment.
+        except UnavailableError as error:
+            # Somebody has just become the writer, or is closing the log, or is it for a moment.
             if monotonic_s() > until_s:
-                raise
+                raise type(error)(
+                    f"{error} What was staged may be in the log, or in part: write it again with the options "
+                    f"sink={sink} and unit={number}, which completes it and doubles nothing."
+                ) from error
             SystemClock().sleep_ms(100)
 
 

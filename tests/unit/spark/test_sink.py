@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,14 +24,14 @@ from tests.support.forks import killed_at
 from tests.support.logs import open_log
 from tests.support.spark_source import STEPS
 
-from lastword.errors import InvalidError, RecordTooLargeError
+from lastword.errors import InvalidError, RecordTooLargeError, WriteFailedError
 from lastword.log import Log
 from lastword.partitioner import partition_of
 from lastword.spark import sink
 from lastword.spark.options import Where, write_options
 from lastword.spark.schema import check_writable
 from lastword.spark.sink import BatchWriter, StagedRows
-from lastword.staged import Sink
+from lastword.staged import Sink, ask_writer
 from lastword.topic import Topic
 
 KEY_AND_VALUE = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -118,6 +121,52 @@ def test_a_batch_write_with_a_name_and_a_number_can_be_repeated(log: Log, topic:
         first = 10 * int(unit)
         writer.commit([writer.write(iter([rows(range(first, first + 5))]))])
     assert values(topic) == [70, 71, 72, 73, 74, 80, 81, 82, 83, 84]
+
+
+def test_a_writer_that_can_not_append_now_is_asked_again(
+    log: Log, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.writer(1).refuse("the disk is away")
+    refused = threading.Event()
+
+    def watched(*asked: Any) -> int | None:
+        try:
+            return ask_writer(*asked)
+        except WriteFailedError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(sink, "ask_writer", watched)
+    writer = BatchWriter(write_options({"path": str(log.path), "topic": "t"}), KEY_AND_VALUE, False)
+    rest = [writer.write(iter([rows(range(50))]))]
+    committing = threading.Thread(target=writer.commit, args=(rest,))
+    committing.start()
+    assert refused.wait(60)
+    topic.reopen_partition(1)
+    committing.join(60)
+    assert values(topic) == list(range(50))
+
+
+def test_a_batch_write_that_failed_half_way_is_completed_by_the_name_that_its_error_tells(
+    log: Log, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "WAIT_S", 0.0)
+    topic.writer(1).refuse("the disk is away")
+    options = {"path": str(log.path), "topic": "t"}
+    writer = BatchWriter(write_options(options), KEY_AND_VALUE, False)
+    messages = [writer.write(iter([rows(range(50))]))]
+    with pytest.raises(WriteFailedError, match="the disk is away") as failed:
+        writer.commit(list(messages))
+    writer.abort(list(messages))
+    told = re.search(r"sink=(\S+) and unit=(\d+)", str(failed.value))
+    assert told is not None
+    assert 0 < len(values(topic)) < 50
+
+    topic.reopen_partition(1)
+    again = write_options({**options, "sink": told[1], "unit": told[2]})
+    writer = BatchWriter(again, KEY_AND_VALUE, False)
+    writer.commit([writer.write(iter([rows(range(50))]))])
+    assert values(topic) == list(range(50))
 
 
 def test_records_that_are_not_allowed(log: Log, topic: Topic) -> None:
