@@ -100,12 +100,17 @@ class Lifecycle:
 
     # -------------------------------------------------------------------------------------------- deletion
 
-    def delete(self, name: str) -> Deletion:
-        """Decide the deletion of a topic. After an error the topic is whole; UndecidedError: that is not known."""
+    def delete(self, name: str, topic_id: UUID | None = None) -> Deletion:
+        """Decide the deletion of a topic; with `topic_id` only if it is still that one.
+
+        After an error the topic is whole; UndecidedError: that is not known.
+        """
         table = self._readable(name)
         if table is not None and table.snapshot().topic.deleted:
             raise UnknownTopicError(f"topic {name!r} has been deleted")
         place = self._catalog.place(name)
+        if topic_id not in (None, place.topic_id):
+            raise UnknownTopicError(f"topic {name!r} with the id {topic_id} has been deleted")
         usual = self._catalog.location(name, place.topic_id)
         location = None if place.location == usual else place.location
         deletion = Deletion(name=name, topic_id=place.topic_id, location=location)

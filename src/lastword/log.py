@@ -352,15 +352,15 @@ class Log:
             logger.warning("%s", warning_of_more_partitions(name, topic.partitions))
         return topic
 
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic with everything that belongs to it."""
+    def delete_topic(self, name: str, *, topic_id: UUID | None = None) -> None:
+        """Delete a topic with everything that belongs to it; with `topic_id` only if it is still that one."""
         self._check_writer()
         check_topic_name(name)
         check_not_internal(name, "deleted")
         with self._topics_lock:
             self._settle_deletions(name)
             try:
-                deletion = self._lifecycle.delete(name)
+                deletion = self._lifecycle.delete(name, topic_id)
             except UndecidedError:
                 self._undecided.add(name)
                 self._let_go(name)
@@ -416,11 +416,6 @@ class Log:
     def undecided(self) -> set[str]:
         """Topics that may have been deleted, or not: the catalog did not tell. They take no appends meanwhile."""
         return set(self._undecided)
-
-    def finish_deletions(self) -> None:
-        """Go on with deletions that were killed or could not be completed. Needs the writer."""
-        self._check_writer()
-        self._finish_deletions()
 
     def explain_config(self, topic: str | None = None) -> list[EffectiveSetting]:
         """Each effective setting and where it comes from: the broker's, or with a topic that topic's."""
@@ -748,7 +743,7 @@ class Log:
         if self._flusher is not None:
             self._flusher.close()
         errors: list[LastwordError] = []
-        for topic in self._topics.values():
+        for topic in list(self._topics.values()):
             try:
                 topic.close()
             except LastwordError as error:

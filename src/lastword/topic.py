@@ -498,7 +498,9 @@ class Topic:
     def extents(self) -> dict[int, Extent]:
         """For each partition the offsets that can be read."""
         snapshot = self._table.snapshot()
-        return {each: self._partition_reader(each).extent(snapshot) for each in range(self.partitions)}
+        # Partitions may be added meanwhile, and be known to one of both only.
+        known = min(self.partitions, len(snapshot.positions))
+        return {each: self._partition_reader(each).extent(snapshot) for each in range(known)}
 
     def state(self, *, as_of: AsOf | None = None) -> pa.Table:
         """The newest record of each key, by the topic's strategy, without the keys that were deleted.
@@ -685,6 +687,7 @@ class Topic:
         """Make a partition writable again after a failed write or sync. Nothing acknowledged is lost."""
         self._check_writer()
         with self._writers_lock:
+            self._check_writer()
             # What its closing can't sync any more was not acknowledged.
             with suppress(WriteFailedError):
                 self._writer(partition).close()
@@ -753,13 +756,15 @@ class Topic:
             found = self.wal_damage()
             for partition in sorted({each for each, _ in found}):
                 folder = self._wal_folder(partition)
-                self._writers[partition].close()
-                saved = checkpoints.load_writer(folder)
-                assert saved is not None
-                try:
-                    skip_damage(folder, saved, [damaged for each, damaged in found if each == partition])
-                finally:
-                    self._writers[partition] = self._open_writer(partition)
+                with self._writers_lock:
+                    self._check_writer()
+                    self._writers[partition].close()
+                    saved = checkpoints.load_writer(folder)
+                    assert saved is not None
+                    try:
+                        skip_damage(folder, saved, [damaged for each, damaged in found if each == partition])
+                    finally:
+                        self._writers[partition] = self._open_writer(partition)
             return found
 
     def local_wals(self) -> list[deleter.LocalWal]:
@@ -927,7 +932,9 @@ class Topic:
 
     def close(self) -> None:
         """Close the WAL in order. The first error is raised after every partition has been closed."""
-        self._closed = True
+        with self._writers_lock:
+            # Nobody opens another one from here on.
+            self._closed = True
         errors: list[LastwordError] = []
         for each in self._writers:
             try:
@@ -939,6 +946,9 @@ class Topic:
 
     def _open_writers(self, partitions: int) -> None:
         with self._writers_lock:
+            if self._closed:
+                # It was deleted meanwhile: a file that is made now would stay.
+                return
             for partition in range(len(self._writers), partitions):
                 self._writers.append(self._open_writer(partition))
 

@@ -26,6 +26,7 @@ from lastword.lifecycle import Lifecycle
 from lastword.log import Log
 from lastword.segments.iceberg import IcebergCatalog, sqlite_properties
 from lastword.segments.iceberg_table import IcebergTable
+from lastword.segments.table import TopicInfo
 
 INLINE = {"compaction.service.factory": "lastword.compaction.inline:InlineCompactionServiceFactory"}
 
@@ -344,3 +345,38 @@ class TestAJobThatWritesMeanwhile:
         next(reading)
         log.delete_topic("t")
         assert [path for path in log.path.rglob("*") if topic.id.hex in str(path)] == []
+
+
+class TestWhatComesBetween:
+    def test_partitions_that_are_added_to_it_leave_nothing(
+        self, log: Log, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        topic = log.create_topic("t")
+        changed = topic.changed
+
+        def deleted_before(info: TopicInfo) -> None:
+            log.delete_topic("t")
+            changed(info)
+
+        monkeypatch.setattr(topic, "changed", deleted_before)
+        log.alter_topic("t", partitions=3)
+        assert [path for path in log.path.rglob("*") if topic.id.hex in str(path)] == []
+        with pytest.raises(ClosedError):
+            topic.append("k", "v", partition=0)
+
+    def test_a_partition_is_not_reopened(self, log: Log) -> None:
+        topic = log.create_topic("t")
+        log.delete_topic("t")
+        with pytest.raises(ClosedError):
+            topic.reopen_partition(0)
+        assert [path for path in log.path.rglob("*") if topic.id.hex in str(path)] == []
+
+    def test_a_deletion_by_id_leaves_a_topic_that_was_created_again(self, log: Log) -> None:
+        old = log.create_topic("t")
+        log.delete_topic("t", topic_id=old.id)
+        new = log.create_topic("t")
+        with pytest.raises(UnknownTopicError, match="has been deleted"):
+            log.delete_topic("t", topic_id=old.id)
+        fill(new, 0, 1)
+        assert log.topics() == ["t"]
+        assert list((log.path / "deleting").iterdir()) == []

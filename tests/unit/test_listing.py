@@ -139,6 +139,22 @@ def test_partitions_that_are_added_during_retention(log: Log, monkeypatch: pytes
     assert log.run_retention(steps=["retention"]).problems == ()
 
 
+def test_partitions_that_are_added_during_a_look(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = log.create_topic("t")
+    fill(topic, 0, 1)
+    look = topic.table.snapshot
+
+    def grown(snapshot_id: int | None = None) -> object:
+        monkeypatch.undo()
+        before = look(snapshot_id)
+        log.alter_topic("t", partitions=3)
+        return before
+
+    monkeypatch.setattr(topic.table, "snapshot", grown)
+    assert list(topic.extents()) == [0]
+    assert list(topic.extents()) == [0, 1, 2]
+
+
 class TestATableThatCanNotBeRead:
     @pytest.fixture
     def damaged(self, tmp_path: Path, clock: ManualClock) -> Path:

@@ -156,7 +156,7 @@ class TopicHandlers:
         for name, topic_id in wanted:
             try:
                 topic = self._to_delete(name, topic_id)
-                await self._node.call_slow(self._node.log.delete_topic, topic.name)
+                await self._node.call_slow(self._node.log.delete_topic, topic.name, topic_id=topic.id)
                 logger.info("deleted topic %s (%s) for a client", topic.name, topic.id)
                 results.append(_deleted(topic.name, topic.id, None))
             except LastwordError as error:

@@ -54,7 +54,9 @@ def _topic_data(topic: Topic, now_ms: int) -> dict[str, Any]:
         "topic": topic.name,
         "problem": None,
         "partitions": [
-            _partition_data(wal, extents[wal.partition].log_end, now_ms) for wal in topic.local_wals()
+            _partition_data(wal, extents[wal.partition].log_end, now_ms)
+            for wal in topic.local_wals()
+            if wal.partition in extents
         ],
     }
 
