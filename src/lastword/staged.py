@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 STAGING_FOLDER: Final = "staging"
 ONE_WRITE: Final = re.compile("job-[0-9a-f]{32}")
 """The names of sinks that are for one write alone."""
-_COMMITTED: Final = "committed.json"
+COMMITTED: Final = "committed.json"
 _UNIT: Final = "unit.json"
 
 
@@ -92,7 +92,7 @@ class Sink:
     @property
     def committed(self) -> int | None:
         """The number of the last unit that was appended; None if none was."""
-        saved = _load(self.folder / _COMMITTED)
+        saved = _load(self.folder / COMMITTED)
         return None if saved is None else int(saved["unit"])
 
     @property
@@ -136,7 +136,7 @@ class Sink:
 
     def commit(self, number: int) -> None:
         """Say that a unit has been appended, and remove what it left."""
-        disk.replace_file(self.folder / _COMMITTED, json.dumps({"unit": number}).encode())
+        disk.replace_file(self.folder / COMMITTED, json.dumps({"unit": number}).encode())
         reached("staged.committed")
         self.clear()
         reached("staged.cleared")
@@ -151,7 +151,7 @@ class Sink:
         # The unit first: a note without its unit says nothing.
         (self.folder / _UNIT).unlink(missing_ok=True)
         for path in list(self.folder.iterdir()):
-            if path.name != _COMMITTED:
+            if path.name != COMMITTED:
                 path.unlink(missing_ok=True)
 
     def discard(self, files: Iterable[str]) -> None:

@@ -13,6 +13,8 @@ from tests.support.kafka_clients import PATIENCE_S, consume_in_group, produce, w
 from tests.support.raw_client import RawClient
 from tests.support.server import serving
 
+from lastword.backup.belongings import COPIED, COPIED_FOLDERS, IN_PART, LEFT_OUT, MADE_ANEW
+
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
@@ -113,6 +115,9 @@ def test_beside_a_server_and_clients_of_the_restored_one(
         # What comes later is not in it, and a consumer that has read it is ahead.
         produce(server.kafka, "t", [str(number) for number in range(15, 20)])
         first_id = _new_producer_id(server.kafka)
+        # Of everything that a folder has it is known whether it belongs into a backup.
+        known = {*COPIED, *COPIED_FOLDERS, *IN_PART, *MADE_ANEW, *LEFT_OUT}
+        assert {each.name for each in cli.data.iterdir()} - known == set()
         cluster_id = (cli.data / "cluster.id").read_text()
     other("restore", "backups", "--backup", made["backup"])
     assert (other.data / "cluster.id").read_text() == cluster_id

@@ -28,21 +28,35 @@ from typing import Any, Final
 from lastword import disk
 from lastword.backup.manifest import Manifest, SavedFile
 from lastword.clock import SystemClock
+from lastword.compaction.holds import UPTIME_FILE
+from lastword.erase import ERASING_FOLDER
 from lastword.errors import StorageError, UnavailableError
+from lastword.folder import CLUSTER_ID_FILE, CONFIG_FILE, FORMAT_FILE, RESTORING_FILE
+from lastword.identity import IDENTITY_FILE
+from lastword.leases import LEASES_FOLDER
+from lastword.lifecycle import CREATING_FOLDER, DELETING_FOLDER
+from lastword.locks import LOCKS_FOLDER
+from lastword.readers import READERS_FOLDER
+from lastword.running import RUN_FOLDER
+from lastword.staged import COMMITTED, STAGING_FOLDER
 
 CONNECT_FOLDER: Final = "connect"
 JOURNAL: Final = "unit.json"
-STAGING_FOLDER: Final = "staging"
-COMMITTED: Final = "committed.json"
 SINK_OF_SOURCE: Final = "connect-"
 PRODUCER_IDS: Final = "producer.ids"
-ERASING_FOLDER: Final = "erasing"
-
 SOURCE_WAIT_MS: Final = 60_000
 """How long a source may take to append what it is at."""
 
-_ALONE: Final = ("uptime.json", "cluster.id", PRODUCER_IDS)
-_FOLDERS: Final = ("readers", ERASING_FOLDER)
+COPIED: Final = (UPTIME_FILE, CLUSTER_ID_FILE, PRODUCER_IDS)
+COPIED_FOLDERS: Final = (READERS_FOLDER, ERASING_FOLDER)
+IN_PART: Final = (CONNECT_FOLDER, STAGING_FOLDER, "wal", "warehouse", "catalog.db", CONFIG_FILE)
+MADE_ANEW: Final = (FORMAT_FILE, IDENTITY_FILE)
+LEFT_OUT: Final = (
+    *(LOCKS_FOLDER, LEASES_FOLDER, RUN_FOLDER, CREATING_FOLDER, DELETING_FOLDER, "logs", "worker.json"),
+    RESTORING_FILE,
+)
+"""Together they are everything that a data folder has."""
+
 _OF_A_RUNNING_SOURCE: Final = ("lock", "appending", "status.json")
 _UNFINISHED: Final = ".tmp"
 
@@ -94,8 +108,8 @@ def collect(data_folder: Path) -> tuple[SavedFile, ...]:
 
 
 def _paths(data_folder: Path) -> Iterator[Path]:
-    yield from (data_folder / name for name in _ALONE)
-    for name in _FOLDERS:
+    yield from (data_folder / name for name in COPIED)
+    for name in COPIED_FOLDERS:
         yield from sorted((data_folder / name).rglob("*.json"))
     for path in sorted((data_folder / CONNECT_FOLDER).glob("*/*")):
         if path.is_file() and path.name not in _OF_A_RUNNING_SOURCE and path.suffix != _UNFINISHED:

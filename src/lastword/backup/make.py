@@ -182,7 +182,8 @@ class _Job:
 
     def _pin_all(self, pins: ExitStack, earlier: Sequence[Manifest]) -> list[_Pinned]:
         known = wals.known_files(
-            [(topic.info.id, wal) for each in earlier for topic in each.topics for wal in topic.wals]
+            [(topic.info.id, wal) for each in earlier for topic in each.topics for wal in topic.wals],
+            self._place.sizes(wals.FOLDER),
         )
         names = self._origin.names()
         pinned: list[_Pinned] = []

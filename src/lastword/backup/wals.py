@@ -183,13 +183,15 @@ def _check_same(folder: Path, before: WriterCheckpoint) -> None:
             raise _ReplacedError
 
 
-def known_files(wals: Sequence[tuple[UUID, SavedWal]]) -> dict[tuple[UUID, int, WalFile], Piece]:
-    """The rolled files of earlier backups, which never change again."""
+def known_files(
+    wals: Sequence[tuple[UUID, SavedWal]], there: Mapping[str, int]
+) -> dict[tuple[UUID, int, WalFile], Piece]:
+    """The rolled files of earlier backups, which never change again, as far as the place still has them."""
     return {
         (topic_id, wal.partition, file): piece
         for topic_id, wal in wals
         for file, piece in zip(wal.files, wal.pieces, strict=True)
-        if not file.is_active
+        if not file.is_active and there.get(piece.path) == piece.size_bytes
     }
 
 

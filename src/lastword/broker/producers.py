@@ -15,6 +15,7 @@ from kafka.protocol.admin import DescribeProducersResponse
 from kafka.protocol.producer import InitProducerIdResponse
 
 from lastword import disk
+from lastword.backup.belongings import PRODUCER_IDS
 from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
@@ -24,7 +25,6 @@ from lastword.wal.producers import ActiveProducer
 
 INIT_PRODUCER_ID: Final = 22
 DESCRIBE_PRODUCERS: Final = 61
-FILE_NAME: Final = "producer.ids"
 BLOCK: Final = 1000
 
 
@@ -33,7 +33,7 @@ class ProducerIds:
 
     def __init__(self, folder: Path) -> None:
         self._lock = threading.Lock()
-        self._path = folder / FILE_NAME
+        self._path = folder / PRODUCER_IDS
         self._next = self._end = 0
 
     def next(self) -> int:

@@ -37,7 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from lastword import batch, disk
-from lastword.backup.belongings import JOURNAL, appending
+from lastword.backup.belongings import JOURNAL, SINK_OF_SOURCE, appending
 from lastword.connect.protocol import Chunk, Position, SourceRecord
 from lastword.connect.target import Target
 from lastword.errors import (
@@ -87,7 +87,7 @@ class Appender:
     def __init__(self, target: Target, folder: Path, *, source: str, connector: str) -> None:
         self._target = target
         self._folder = folder
-        self._sink = f"connect-{source}"
+        self._sink = f"{SINK_OF_SOURCE}{source}"
         self._source = source
         self._connector = connector
         self._turns = Turns()

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from lastword import disk
+from lastword.backup.belongings import CONNECT_FOLDER
 from lastword.clock import Clock, SystemClock
 from lastword.connect.appender import forget_position
 from lastword.errors import LockedError, UnknownSourceError
 
-CONNECT_FOLDER: Final = "connect"
 LOCK_WAIT_MS: Final = 2_000
 """Whoever asks how a source is holds its lock for a moment, and one that was just paused until its chunk is done."""
 _STATUS: Final = "status.json"

@@ -246,6 +246,22 @@ def test_a_second_run_copies_only_what_is_new(tmp_path: Path, clock: ManualClock
         assert values(content(new)) == list(range(40))
 
 
+def test_files_that_the_place_has_lost_are_copied_again(tmp_path: Path, clock: ManualClock, to: Path) -> None:
+    with open_log(tmp_path / "data", clock) as log:
+        topic = log.create_topic("t", config={"segment.bytes": 200})
+        fill(topic, 0, 5)
+        topic.seal()
+        fill(topic, 5, 10)
+        log.backup(to)
+        clock.move(1000)
+        next(to.glob("data/**/*.parquet")).unlink()
+        rolled = sorted(to.glob("wal/**/*.log"))[0]
+        rolled.write_bytes(rolled.read_bytes()[:-1])
+        log.backup(to)
+    with reopened(tmp_path, clock, to) as restored:
+        assert values(content(restored)) == list(range(10))
+
+
 def test_keep_removes_older_backups_and_files_that_none_names(
     tmp_path: Path, clock: ManualClock, to: Path
 ) -> None:
