@@ -58,6 +58,7 @@ from tests.support.kafka_clients import (
 from tests.support.raw_client import RawClient
 
 import lastword
+from lastword.broker.broker_settings import ALTERABLE
 from lastword.broker.kafka_settings import KAFKA_SETTINGS
 from lastword.broker.server import Broker
 from lastword.config.keys import BROKER_SETTINGS, TOPIC_SETTINGS
@@ -271,7 +272,10 @@ class TestDescribeConfigs:
         found = result(admin(broker.address).describe_configs([ConfigResource(Resource.BROKER, "1")]))
         assert {setting.key for setting in BROKER_SETTINGS} <= set(found)
         assert found["num.partitions"].value == "3"
-        assert all(each.is_read_only for each in found.values())
+        assert {name for name, each in found.items() if not each.is_read_only} == {
+            *ALTERABLE,
+            "advertised.listeners",
+        }
         secret = found["catalog.password"]
         assert (secret.value, secret.is_sensitive) == (None, True)
 
@@ -385,24 +389,6 @@ class TestAlterConfigs:
         result(asked)
         assert broker.log.topic("t").config == {"segment.bytes": "1000000"}
 
-    @pytest.mark.parametrize("name", ["1", ""])
-    def test_broker_settings_are_in_its_file(self, broker: RunningBroker, name: str) -> None:
-        resource_class = IncrementalAlterConfigsRequest.AlterConfigsResource
-        setting = resource_class.AlterableConfig(name="num.partitions", config_operation=0, value="2")
-        wanted = resource_class(resource_type=4, resource_name=name, configs=[setting])
-        with RawClient(broker.address) as raw:
-            answer = raw.ask(
-                IncrementalAlterConfigsRequest(resources=[wanted], validate_only=False),
-                IncrementalAlterConfigsResponse,
-                1,
-            )
-        (found,) = answer.responses
-        assert found.error_code == 42
-        assert found.error_message == (
-            "Settings of the broker can't be changed while it runs: num.partitions. "
-            "Change them in its configuration file and start it again."
-        )
-
     def test_changes_at_the_same_time_are_all_kept(self, broker: RunningBroker) -> None:
         create_topic(broker.address, "t", cleanup_policy="compact")
         keys = ["retention.ms", "retention.bytes", "delete.retention.ms", "segment.ms", "segment.bytes"]
@@ -418,6 +404,122 @@ class TestAlterConfigs:
                 result(each)
             expected = dict.fromkeys([*keys, "min.compaction.lag.ms"], str(value))
             assert broker.log.topic("t").config == {"cleanup.policy": "compact", **expected}
+
+
+def alter_broker(broker: RunningBroker, *changes: tuple[str, str | None], name: str = "1") -> tuple[int, str]:
+    """Set settings of the broker, or with None take them back; the error code and its text."""
+    resource_class = IncrementalAlterConfigsRequest.AlterConfigsResource
+    configs = [
+        resource_class.AlterableConfig(name=key, config_operation=0 if value is not None else 1, value=value)
+        for key, value in changes
+    ]
+    wanted = resource_class(resource_type=4, resource_name=name, configs=configs)
+    with RawClient(broker.address) as raw:
+        request = IncrementalAlterConfigsRequest(resources=[wanted], validate_only=False)
+        (found,) = raw.ask(request, IncrementalAlterConfigsResponse, 1).responses
+    return found.error_code, found.error_message or ""
+
+
+def place(broker: RunningBroker) -> tuple[str, int]:
+    """Where clients are told to connect to."""
+    with RawClient(broker.address) as raw:
+        (node,) = raw.ask(MetadataRequest(topics=[]), MetadataResponse, 9).brokers
+    return node.host, node.port
+
+
+class TestAlterBroker:
+    def test_advertised_listeners_as_a_client_changes_them(self, broker: RunningBroker) -> None:
+        client = admin(broker.address)
+        port = broker.port
+        entry = ConfigEntry(
+            "advertised.listeners", f"PLAINTEXT://localhost:{port}", incremental_operation=SET
+        )
+        result(
+            client.incremental_alter_configs(
+                [ConfigResource(Resource.BROKER, "1", incremental_configs=[entry])]
+            )
+        )
+        assert place(broker) == ("localhost", port)
+        found = result(client.describe_configs([ConfigResource(Resource.BROKER, "1")]))
+        assert found["advertised.listeners"].value == f"PLAINTEXT://localhost:{port}"
+        assert found["kafka.advertised"].value == f"localhost:{port}"
+        assert found["advertised.listeners"].source == ConfigSource.DYNAMIC_BROKER_CONFIG.value
+        assert alter_broker(broker, ("advertised.listeners", None)) == (0, "")
+        assert place(broker) == ("127.0.0.1", port)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "code", "message"),
+        [
+            ("advertised.listeners", "localhost:9", 42, "PLAINTEXT://HOST:PORT is allowed"),
+            ("advertised.listeners", "SSL://localhost:9", 42, "PLAINTEXT://HOST:PORT is allowed"),
+            ("advertised.listeners", "PLAINTEXT://a:1,PLAINTEXT://b:2", 42, "there is one listener"),
+            ("advertised.listeners", "PLAINTEXT://localhost:0", 42, "clients need a port"),
+            ("kafka.advertised", "localhost", 42, "allowed: `HOST:PORT`"),
+            ("max.connections", "0", 42, "max.connections is '0'; allowed"),
+            ("wal.sync", "none", 42, "wal.sync can't be changed while the broker runs; auto.create"),
+            ("retention.ms", "5", 42, "retention.ms can't be changed while the broker runs"),
+            ("max.conections", "5", 40, "unknown setting 'max.conections'; did you mean"),
+        ],
+    )
+    def test_refused_and_nothing_is_changed(
+        self, broker: RunningBroker, name: str, value: str, code: int, message: str
+    ) -> None:
+        found, text = alter_broker(broker, ("num.partitions", "5"), (name, value))
+        assert found == code and message in text
+        assert broker.broker.node.config.num_partitions == 3
+        assert not (broker.log.path / "broker.settings.json").exists()
+
+    def test_what_is_changed_holds_at_once_and_after_a_restart(self, tmp_path: Path) -> None:
+        with running_broker(tmp_path / "data") as broker:
+            assert alter_broker(broker, ("num.partitions", "5"), ("auto.create.topics.enable", "true")) == (
+                0,
+                "",
+            )
+            assert alter_broker(broker, ("num.partitions", "7"), name="") == (0, "")
+            produce(broker.address, "first", ["a"])
+            assert broker.log.topic("first").partitions == 5
+            assert alter_broker(broker, ("num.partitions", None)) == (0, "")
+            produce(broker.address, "second", ["a"])
+            assert broker.log.topic("second").partitions == 7
+            (shown,) = [each for each in broker.log.config.explain() if each.key == "num.partitions"]
+            assert shown.value == "7" and "broker.settings.json" in str(shown.where)
+        with running_broker(tmp_path / "data") as broker:
+            produce(broker.address, "third", ["a"])
+            assert broker.log.topic("third").partitions == 7
+
+    def test_a_limit_holds_for_the_next_connection(self, broker: RunningBroker) -> None:
+        with RawClient(broker.address) as first:
+            assert alter_broker(broker, ("max.connections", "1")) == (0, "")
+            wait_until(lambda: broker.broker.connections == 1, "the one that changed it is gone")
+            with RawClient(broker.address) as second, pytest.raises(AssertionError, match="closed"):
+                second.ask(MetadataRequest(topics=[]), MetadataResponse, 9)
+            assert first.ask(MetadataRequest(topics=[]), MetadataResponse, 9).brokers
+
+    def test_a_damaged_file_keeps_nobody_from_starting(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with running_broker(tmp_path / "data") as broker:
+            assert alter_broker(broker, ("num.partitions", "5")) == (0, "")
+        (tmp_path / "data" / "broker.settings.json").write_text("{")
+        with running_broker(tmp_path / "data") as broker:
+            assert broker.broker.node.config.num_partitions == 1
+        assert "settings that clients have changed can't be read from" in caplog.text
+
+    def test_old_way_replaces_all_and_takes_back_what_is_not_sent(self, broker: RunningBroker) -> None:
+        """A client that reads, changes and sends all of them sends those that can't be changed, too."""
+        client = admin(broker.address)
+        assert alter_broker(broker, ("fetch.max.bytes", "2000000")) == (0, "")
+        found = result(client.describe_configs([ConfigResource(Resource.BROKER, "1")]))
+        sent = {
+            name: "5" if name == "num.partitions" else each.value
+            for name, each in found.items()
+            if each.value is not None and name not in ("fetch.max.bytes", "advertised.listeners")
+        }
+        with pytest.warns(DeprecationWarning):
+            asked = client.alter_configs([ConfigResource(Resource.BROKER, "1", set_config=sent)])
+        result(asked)
+        config = broker.broker.node.config
+        assert (config.num_partitions, config.fetch_max_bytes) == (5, 57671680)
 
 
 HARMLESS = {

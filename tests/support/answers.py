@@ -532,6 +532,36 @@ def settings_of_groups(asker: Asker) -> Any:
     ]
 
 
+def settings_of_the_broker(asker: Asker) -> Any:
+    key = "max.connections"
+
+    def described() -> list[Any]:
+        return [asker.describe(4, name, key)["configs"] for name in ("1", "")]
+
+    def altered(name: str, operation: int, value: str | None, holds: str | None = None) -> Any:
+        answer = asker.alter(4, name, (key, operation, value))
+        if holds is not None:
+            # Kafka answers before the broker has heard of it.
+            asker.wait(lambda: described()[0][0][1] == holds, f"{key} is {holds}")
+        return [answer, described() if holds is not None else None]
+
+    answers = [
+        altered("1", 0, "1000", holds="1000"),
+        altered("", 0, "2000", holds="1000"),
+        altered("1", 1, None, holds="2000"),
+        altered("1", 0, "bad"),
+        altered("1", 2, "3"),
+        altered("1", 9, "3"),
+        altered("2", 0, "3"),
+        altered("x", 0, "3"),
+        asker.alter(4, "1", (key, 0, "3"), (key, 0, "4")),
+        asker.alter(4, "1", ("socket.request.max.bytes", 0, "1000000")),
+    ]
+    asker.alter(4, "", (key, 1, None))
+    asker.wait(lambda: described()[1] == [], "nothing is set for all brokers")
+    return answers
+
+
 def metadata_after_a_deletion(asker: Asker) -> Any:
     name = asker.create("metadata-after-a-deletion")
     answers = [asker.delete_topic(name)]
@@ -563,6 +593,7 @@ QUESTIONS: Final[dict[str, Callable[[Asker], Any]]] = {
         folders,
         resources_with_settings,
         settings_of_groups,
+        settings_of_the_broker,
         metadata_after_a_deletion,
     )
 }

@@ -3,7 +3,7 @@
 | of the folder | in a backup |
 |---|---|
 | `lastword.yaml`, or the settings file that the log was opened with | its text |
-| `readers/`, `uptime.json`, `cluster.id`, `producer.ids`, `erasing/` | yes |
+| `readers/`, `uptime.json`, `cluster.id`, `broker.settings.json`, `producer.ids`, `erasing/` | yes |
 | `connect/<source>/`: position, pause, groups | yes; not its lock and status |
 | `staging/<topic id>/<sink>/committed.json` | yes |
 | the staged unit of a source that is journaled and not appended | yes |
@@ -44,10 +44,11 @@ CONNECT_FOLDER: Final = "connect"
 JOURNAL: Final = "unit.json"
 SINK_OF_SOURCE: Final = "connect-"
 PRODUCER_IDS: Final = "producer.ids"
+BROKER_SETTINGS: Final = "broker.settings.json"
 SOURCE_WAIT_MS: Final = 60_000
 """How long a source may take to append what it is at."""
 
-COPIED: Final = (UPTIME_FILE, CLUSTER_ID_FILE, PRODUCER_IDS)
+COPIED: Final = (UPTIME_FILE, CLUSTER_ID_FILE, BROKER_SETTINGS, PRODUCER_IDS)
 COPIED_FOLDERS: Final = (READERS_FOLDER, ERASING_FOLDER)
 IN_PART: Final = (CONNECT_FOLDER, STAGING_FOLDER, "wal", "warehouse", "catalog.db", CONFIG_FILE)
 MADE_ANEW: Final = (FORMAT_FILE, IDENTITY_FILE)

@@ -16,8 +16,9 @@ from kafka.protocol.admin import (
 )
 
 from lastword.broker.authorized import ON_CLUSTER, ON_TOPIC, bits, if_asked
+from lastword.broker.broker_settings import LISTENER
 from lastword.broker.errors import ErrorCode
-from lastword.broker.node import LISTENER, Node
+from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
 from lastword.broker.wire import Handler, Peer, Request
 from lastword.config import is_internal

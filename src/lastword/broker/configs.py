@@ -1,6 +1,6 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources.
 
-A topic's settings can be changed while the broker runs, those of the broker only in its file. Kafka knows no
+A topic's settings can be changed while the broker runs, and some of the broker's (broker_settings.py). Kafka knows no
 namespaces: a setting that comes from one is shown as one of the broker's. Settings of Kafka's that mean nothing here
 (kafka_settings.py) are shown as what holds, and as read-only. Kafka's settings of groups are those of protocols that
 are not served: a group has none. Nor are there metrics that clients are asked for.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from typing import Any, Final
@@ -23,6 +23,14 @@ from kafka.protocol.admin import (
     ListConfigResourcesResponse,
 )
 
+from lastword.broker.broker_settings import (
+    ADVERTISED,
+    ADVERTISED_LISTENERS,
+    ALTERABLE,
+    BrokerSettings,
+    Level,
+    as_listeners,
+)
 from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.kafka_settings import KAFKA_SETTINGS, KafkaSetting, own_settings
 from lastword.broker.node import Node
@@ -61,6 +69,8 @@ class Source(IntEnum):
     """Where a setting comes from, by Kafka's numbers."""
 
     TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
     DEFAULT = 5
 
@@ -111,9 +121,32 @@ def described_topic_config(config: BrokerConfig, name: str, own: Mapping[str, st
     return sorted(described, key=lambda each: each.name)
 
 
-def described_broker_config(config: BrokerConfig) -> list[DescribedSetting]:
+def described_broker_config(settings: BrokerSettings, listens_at: str) -> list[DescribedSetting]:
     """What holds for the broker, and for topics that don't have their own."""
-    return [_described(effective, (), read_only=True) for effective in config.explain()]
+    found = [
+        _with_changes(_described(effective, (), read_only=effective.key not in ALTERABLE), settings)
+        for effective in settings.file_config.explain()
+    ]
+    (advertised,) = (each for each in found if each.name == ADVERTISED)
+    return [*found, _as_kafka_advertises(advertised, listens_at)]
+
+
+def _with_changes(described: DescribedSetting, settings: BrokerSettings) -> DescribedSetting:
+    """The same, with what clients have changed before what the file says."""
+    changed = tuple((text, Source(level)) for level, text in settings.of(described.name))
+    if not changed:
+        return described
+    value, source = changed[0]
+    return replace(described, value=value, source=source, synonyms=(*changed, *described.synonyms))
+
+
+def _as_kafka_advertises(advertised: DescribedSetting, listens_at: str) -> DescribedSetting:
+    return replace(
+        advertised,
+        name=ADVERTISED_LISTENERS,
+        value=as_listeners(advertised.value or listens_at),
+        synonyms=tuple((as_listeners(text or listens_at), source) for text, source in advertised.synonyms),
+    )
 
 
 class ConfigHandlers:
@@ -189,8 +222,15 @@ class ConfigHandlers:
             topic = self._topic(resource.resource_name)
             return described_topic_config(config, topic.name, topic.config)
         if resource.resource_type == _BROKER:
-            # The empty name stands for what was set for all brokers while they ran. Nothing can be.
-            return described_broker_config(config) if self._check_broker(resource.resource_name) else []
+            level = self._level(resource.resource_name)
+            described = described_broker_config(self._node.settings, self._node.listens_at)
+            if level is Level.THIS_BROKER:
+                return described
+            return [
+                replace(each, value=text, source=Source(level), synonyms=((text, Source(level)),))
+                for each in described
+                if (text := self._node.settings.at(level).get(each.name)) is not None
+            ]
         if resource.resource_type == _GROUP:
             _check_group(resource.resource_name)
             return []
@@ -205,21 +245,21 @@ class ConfigHandlers:
             # A client that reads, changes and sends all of them sends Kafka's, too.
             return {each.name: each.value for each in configs}
 
-        results = await self._alter(request.message, changed)
+        results = await self._alter(request.message, changed, replaces=True)
         return AlterConfigsResponse(
             throttle_time_ms=0,
             responses=[AlterConfigsResponse.AlterConfigsResourceResponse(**each) for each in results],
         )
 
     async def _incremental_alter_configs(self, request: Request, _peer: Peer) -> Any:
-        results = await self._alter(request.message, self._incrementally_changed)
+        results = await self._alter(request.message, self._incrementally_changed, replaces=False)
         response_class = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
         return IncrementalAlterConfigsResponse(
             throttle_time_ms=0, responses=[response_class(**each) for each in results]
         )
 
     async def _alter(
-        self, message: Any, changed: Callable[[Topic, Any], dict[str, object]]
+        self, message: Any, changed: Callable[[Topic, Any], dict[str, object]], *, replaces: bool
     ) -> list[dict[str, object]]:
         results: list[dict[str, object]] = []
         counts = Counter((each.resource_type, each.resource_name) for each in message.resources)
@@ -228,10 +268,14 @@ class ConfigHandlers:
             try:
                 if counts[resource.resource_type, resource.resource_name] > 1:
                     raise InvalidError(f"{resource.resource_name!r} is named twice")
-                topic = self._to_alter(resource)
-                await self._node.call_slow(
-                    self._apply, topic, partial(changed, topic, resource.configs), bool(message.validate_only)
-                )
+                is_trial = bool(message.validate_only)
+                if resource.resource_type == _BROKER:
+                    await self._alter_broker(resource, replaces=replaces, is_trial=is_trial)
+                else:
+                    topic = self._to_alter(resource)
+                    await self._node.call_slow(
+                        self._apply, topic, partial(changed, topic, resource.configs), is_trial
+                    )
             except LastwordError as error:
                 code, text = code_of(error), str(error)
             results.append(
@@ -248,13 +292,6 @@ class ConfigHandlers:
         if resource.resource_type == _TOPIC:
             check_not_internal(resource.resource_name, "altered")
             return self._topic(resource.resource_name)
-        if resource.resource_type == _BROKER:
-            self._check_broker(resource.resource_name)
-            names = ", ".join(sorted({each.name for each in resource.configs}))
-            raise InvalidError(
-                f"Settings of the broker can't be changed while it runs: {names}. "
-                f"Change them in its configuration file and start it again."
-            )
         if resource.resource_type == _GROUP:
             _check_group(resource.resource_name)
             names = ", ".join(sorted({each.name for each in resource.configs}))
@@ -263,6 +300,19 @@ class ConfigHandlers:
                 f"protocol, in which each member brings its own."
             )
         raise _no_such_resource(resource.resource_type)
+
+    async def _alter_broker(self, resource: Any, *, replaces: bool, is_trial: bool) -> None:
+        level = self._level(resource.resource_name)
+        counts = Counter(each.name for each in resource.configs)
+        given: dict[str, str | None] = {}
+        for each in resource.configs:
+            if counts[each.name] > 1:
+                raise InvalidError(f"the broker: {each.name} is named twice")
+            given[each.name] = each.value if replaces else _incremental_value(each)
+        settings = self._node.settings
+        await self._node.call(settings.change, level, given, replaces=replaces, is_trial=is_trial)
+        # So that everything that shows settings shows these.
+        self._node.log.config = settings.config
 
     def _incrementally_changed(self, topic: Topic, configs: Any) -> dict[str, object]:
         own: dict[str, object] = dict(topic.config)
@@ -318,11 +368,23 @@ class ConfigHandlers:
         check_topic_name(name)
         return self._node.topic(name)
 
-    def _check_broker(self, name: str) -> bool:
-        """Whether this broker is meant, or (False) all of them."""
+    def _level(self, name: str) -> Level:
+        """Whether this broker is meant, or all of them: one."""
         if name not in ("", str(self._node.node_id)):
             raise InvalidError(f"There is no broker {name!r}; there is one, {self._node.node_id}.")
-        return name != ""
+        return Level.THIS_BROKER if name else Level.ALL_BROKERS
+
+
+def _incremental_value(change: Any) -> str | None:
+    if change.config_operation == Operation.DELETE:
+        return None
+    if change.config_operation == Operation.SET:
+        return str(change.value) if change.value is not None else None
+    if change.config_operation in (Operation.APPEND, Operation.SUBTRACT):
+        raise InvalidConfigError(f"the broker: {change.name} is not a list; only lists can be appended to")
+    raise InvalidError(
+        f"the broker: {change.config_operation} is not an operation on {change.name}; 0 (set) and 1 (delete) are"
+    )
 
 
 def _check_group(name: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from uuid import UUID
 
 from lastword import disk, metrics
+from lastword.broker.broker_settings import BrokerSettings
 from lastword.broker.wire import Peer
 from lastword.clock import Clock, new_uuid
 from lastword.config import BrokerConfig, check_new_topic_name, check_not_internal, is_internal
@@ -28,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 NODE_ID: Final = 1
 ALL_ADDRESSES: Final = ("0.0.0.0", "::")
-LISTENER: Final = "PLAINTEXT"
-"""The name of the one listener, as Kafka names listeners."""
 
 
 class Node:
@@ -38,7 +37,7 @@ class Node:
     def __init__(self, log: Log, *, host: str, port: int) -> None:
         self.log = log
         self.clock: Clock = log.clock
-        self.config: BrokerConfig = log.config
+        self.settings = BrokerSettings(log.path, log.config)
         self.node_id = NODE_ID
         self.cluster_id = _cluster_id(log)
         self.host = host
@@ -54,10 +53,21 @@ class Node:
         self._by_id: dict[UUID, Topic] = {}
         self._creating: dict[str, asyncio.Future[None]] = {}
 
+    @property
+    def config(self) -> BrokerConfig:
+        """The settings that hold now: those of the file, and what clients have changed."""
+        return self.settings.config
+
     def place_for(self, peer: Peer) -> tuple[str, int]:
         """Where a client is told to connect to. "All addresses" is none: there it is the one that it has reached."""
-        host = peer.reached_at if self.host in ALL_ADDRESSES and peer.reached_at else self.host
-        return host, self.port
+        host, port = self.settings.advertised() or (self.host, self.port)
+        return peer.reached_at if host in ALL_ADDRESSES and peer.reached_at else host, port
+
+    @property
+    def listens_at(self) -> str:
+        """The address that clients are told of if nobody has changed it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
     @property
     def wal_folder(self) -> str:

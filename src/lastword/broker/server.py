@@ -224,7 +224,7 @@ class Broker:
                 loop.remove_reader(self._listener.fileno())
                 loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
                 return
-            if len(self._connections) >= self._log.config.max_connections:
+            if len(self._connections) >= self.node.config.max_connections:
                 logger.warning("refused a connection from %s: max.connections are open", address[0])
                 sock.close()
                 continue
@@ -247,8 +247,8 @@ class Broker:
 
     async def _sweep(self) -> None:
         """Close connections on which nothing happens, or that stand still within a request or an answer."""
-        idle_s = self._log.config.connections_max_idle_ms / 1000
         while True:
+            idle_s = self.node.config.connections_max_idle_ms / 1000
             await asyncio.sleep(min(idle_s, STALL_S) / 4)
             now_s = asyncio.get_running_loop().time()
             for connection in list(self._connections):

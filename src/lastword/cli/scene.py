@@ -83,8 +83,8 @@ def scene(
 
 
 def _options(data: Path, kafka: str, admin: str, verbose: int) -> ServeOptions:
+    from lastword.config.values import split_address
     from lastword.serve.child import ServeOptions
-    from lastword.serve.supervisor import split_address
 
     kafka_host, kafka_port = split_address(address_of("--kafka", kafka) or kafka)
     admin_host, admin_port = split_address(address_of("--admin", admin) or admin)

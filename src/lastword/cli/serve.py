@@ -103,9 +103,9 @@ def serve(
 
 def _options(session: Session, kafka: str | None, admin: str | None, connect: Path | None) -> ServeOptions:
     from lastword.config import BrokerConfig
+    from lastword.config.values import split_address
     from lastword.identity import refuse_copy
     from lastword.serve.child import ServeOptions
-    from lastword.serve.supervisor import split_address
 
     refuse_copy(session.data_folder)
     # Errors of the settings are told before anything is started.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -131,7 +131,10 @@ class BrokerConfig:
 
     @classmethod
     def _from_entries(cls, entries: Iterable[Entry], *, where: str) -> Self:
-        contents = _sort(entries)
+        return cls._of(_sort(entries), where=where)
+
+    @classmethod
+    def _of(cls, contents: _Contents, *, where: str) -> Self:
         _check_levels(contents, where=where)
         _check_session_timeouts(contents, where=where)
         values: dict[str, Any] = {
@@ -145,6 +148,17 @@ class BrokerConfig:
             spark=_texts(contents.spark),
             _contents=contents,
         )
+
+    def altered(self, given: Mapping[str, str], *, where: str) -> Self:
+        """The same with other values of some of the broker's settings; `where` says where these come from."""
+        changed = {
+            key: Given(BROKER_KEYS[key].canonical(text, where=where), where)
+            if key in BROKER_KEYS
+            else _not_of_the_broker(key, where)
+            for key, text in given.items()
+        }
+        contents = replace(self._contents, broker={**self._contents.broker, **changed})
+        return self._of(contents, where=where)
 
     def resolve(self, topic: str, own: Mapping[str, str]) -> TopicSettings:
         """What holds for a topic with these settings of its own, or an error if they contradict each other."""
@@ -255,6 +269,10 @@ def _unknown(entry: Entry) -> InvalidConfigError:
     return unknown_setting(
         entry.key, meant=closest(entry.key, (*BROKER_KEYS, *TOPIC_KEYS)), where=entry.where
     )
+
+
+def _not_of_the_broker(key: str, where: str) -> Given:
+    raise unknown_setting(key, meant=closest(key, BROKER_KEYS), where=where)
 
 
 def _check_levels(contents: _Contents, *, where: str) -> None:

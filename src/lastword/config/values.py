@@ -200,6 +200,12 @@ class Address:
         return str(value)
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """The host, without brackets, and the port of an address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 @dataclass(frozen=True, slots=True)
 class WalSyncKind:
     """`group`, `none`, or `interval:` and milliseconds."""

@@ -296,11 +296,6 @@ def show_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def split_address(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def _send(child: _Child, number: signal.Signals) -> None:
     if child.process is not None and child.process.returncode is None:
         try:

@@ -1,0 +1,180 @@
+"""Settings of the broker that clients change while it runs. They hold over those of its file.
+
+Kafka has two levels of them: for one broker, and for all. Both are kept in one file of the data folder, which is replaced
+as a whole before a change holds. Killed at any point: the change holds, or does not. Settings that other processes use,
+or that are read once, are not among them.
+
+`advertised.listeners` is Kafka's name, and form, of `kafka.advertised`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+from lastword import disk
+from lastword.config import BrokerConfig
+from lastword.config.keys import BROKER_KEYS
+from lastword.config.values import split_address
+from lastword.errors import InvalidConfigError, InvalidError, StorageError
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME: Final = "broker.settings.json"
+LISTENER: Final = "PLAINTEXT"
+"""The name of the one listener, as Kafka names listeners."""
+
+ADVERTISED: Final = "kafka.advertised"
+ADVERTISED_LISTENERS: Final = "advertised.listeners"
+ALTERABLE: Final = frozenset(
+    {
+        ADVERTISED,
+        "auto.create.topics.enable",
+        "connections.max.idle.ms",
+        "fetch.max.bytes",
+        "max.connections",
+        "num.partitions",
+        "offset.metadata.max.bytes",
+    }
+)
+
+
+class Level(IntEnum):
+    """For which brokers a setting was changed, by Kafka's numbers of the sources; the first one counts."""
+
+    THIS_BROKER = 2
+    ALL_BROKERS = 3
+
+
+Changed = dict[Level, dict[str, str]]
+
+
+class BrokerSettings:
+    """What was changed, and the configuration that results. Safe to use from several threads."""
+
+    def __init__(self, folder: Path, file_config: BrokerConfig) -> None:
+        self.file_config = file_config
+        self._path = folder / FILE_NAME
+        self._changing = threading.Lock()
+        self._changed = _load(self._path, file_config)
+        self.config = _altered(file_config, self._changed, self._path)
+
+    def at(self, level: Level) -> dict[str, str]:
+        """The settings that were changed at a level."""
+        return dict(self._changed[level])
+
+    def of(self, key: str) -> Iterator[tuple[Level, str]]:
+        """The levels at which a setting was changed, with its values; the first one holds."""
+        for level in Level:
+            if key in self._changed[level]:
+                yield level, self._changed[level][key]
+
+    def change(
+        self, level: Level, given: Mapping[str, str | None], *, replaces: bool, is_trial: bool = False
+    ) -> None:
+        """Change settings, or with None take them back; with `replaces` those that are not given, too.
+
+        InvalidError if one may not be changed, or not to that. Then nothing is changed.
+        """
+        with self._changing:
+            own = {} if replaces else dict(self._changed[level])
+            for name, value in given.items():
+                key, text = _checked(name, value, is_sent_back=replaces, config=self.config)
+                if text is not None:
+                    own[key] = text
+                elif key is not None:
+                    own.pop(key, None)
+            changed = {**self._changed, level: own}
+            config = _altered(self.file_config, changed, self._path)
+            if is_trial:
+                return
+            _save(self._path, changed)
+            self._changed, self.config = changed, config
+            logger.info("a client has changed settings of the broker, at the level %s: %s", level.name, own)
+
+    def advertised(self) -> tuple[str, int] | None:
+        """Where clients were told, by a change, to connect to; None if that was not changed."""
+        for _, text in self.of(ADVERTISED):
+            return split_address(text)
+        return None
+
+
+def as_listeners(address: str) -> str:
+    """An address as Kafka writes the value of advertised.listeners."""
+    return f"{LISTENER}://{address}"
+
+
+def _checked(
+    name: str, value: str | None, *, is_sent_back: bool, config: BrokerConfig
+) -> tuple[str, str | None]:
+    """The setting that is meant and the text of its value; None if it is taken back."""
+    key = ADVERTISED if name == ADVERTISED_LISTENERS else name
+    setting = BROKER_KEYS.get(key)
+    if setting is None:
+        # For the error that says what may be meant; settings that topics inherit are known to it, too.
+        BrokerConfig.from_mapping({name: value}, where="the broker")
+    if key not in ALTERABLE:
+        if is_sent_back and any(each.key == key and each.value == value for each in config.explain()):
+            # A client that reads, changes and sends all of them sends those, too.
+            return key, None
+        raise InvalidError(
+            f"{name} can't be changed while the broker runs; {', '.join(sorted(ALTERABLE))} can. "
+            f"Change it in the broker's configuration file, and start it again."
+        )
+    if value is None:
+        return key, None
+    assert setting is not None
+    text = _listener(value) if name == ADVERTISED_LISTENERS else value
+    try:
+        canonical = setting.canonical(text, where="the broker")
+        if key == ADVERTISED and split_address(canonical)[1] == 0:
+            raise InvalidError(f"{name} is {value!r}; clients need a port to connect to, and 0 is none")
+    except InvalidConfigError as error:
+        raise InvalidError(str(error)) from None
+    return key, canonical
+
+
+def _listener(value: str) -> str:
+    name, separator, address = value.strip().partition("://")
+    if not separator or name.upper() != LISTENER or "," in address:
+        raise InvalidError(
+            f"{ADVERTISED_LISTENERS} is {value!r}; there is one listener: {LISTENER}://HOST:PORT is allowed"
+        )
+    return address
+
+
+def _altered(config: BrokerConfig, changed: Changed, path: Path) -> BrokerConfig:
+    merged = {**changed[Level.ALL_BROKERS], **changed[Level.THIS_BROKER]}
+    return config.altered(merged, where=str(path)) if merged else config
+
+
+def _load(path: Path, config: BrokerConfig) -> Changed:
+    nothing: Changed = {level: {} for level in Level}
+    try:
+        saved: dict[str, Any] = json.loads(path.read_bytes())
+        changed = {level: {str(k): str(v) for k, v in saved[level.name].items()} for level in Level}
+        _altered(config, changed, path)
+        return changed
+    except FileNotFoundError:
+        return nothing
+    except (OSError, ValueError, KeyError, AttributeError, InvalidConfigError) as error:
+        # Serving matters more, and the file's settings are good ones.
+        logger.error(
+            "settings that clients have changed can't be read from %s, so those of the configuration file hold: %s",
+            path,
+            error,
+        )
+        return nothing
+
+
+def _save(path: Path, changed: Changed) -> None:
+    content = {"version": 1, **{level.name: own for level, own in changed.items()}}
+    try:
+        disk.replace_file(path, json.dumps(content, indent=1).encode())
+    except OSError as error:
+        raise StorageError(f"Can't write {path}: {error.strerror or error}. Nothing was changed.") from error
