@@ -51,6 +51,7 @@ tools:
 	@scripts/ensure-kcat
 	@scripts/ensure-postgres
 	@scripts/ensure-chromium
+	@scripts/ensure-promtool $(VENV)/bin
 
 java:
 	@scripts/ensure-java

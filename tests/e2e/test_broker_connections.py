@@ -35,7 +35,7 @@ def broker(tmp_path: Path) -> Iterator[RunningBroker]:
 
 def connect(broker: RunningBroker) -> socket.socket:
     client = socket.create_connection(broker.broker.address, 10)
-    client.settimeout(20)
+    client.settimeout(60)
     return client
 
 
@@ -91,7 +91,7 @@ def exactly(client: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -175,7 +175,7 @@ def test_thousands_of_idle_connections(broker: RunningBroker) -> None:
     wait_for(lambda: broker.broker.connections >= 2000)
     producer = Producer({"bootstrap.servers": broker.address})
     producer.produce("t", b"v")
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     for client in clients:
         client.close()
     wait_for(lambda: broker.broker.connections < 20)
@@ -205,7 +205,7 @@ def test_small_requests_of_many_connections_stay_within_the_memory_too(broker: R
             # Whole requests, each time: none of them must ask for memory first.
             with suppress(BlockingIOError):
                 sent[client] += client.send(frames)
-            client.settimeout(20)
+            client.settimeout(60)
         time.sleep(0.01)
     used = broker.on_loop(lambda: broker.broker.memory.used_bytes)
     assert 8 * MIB <= used <= 8 * MIB + len(clients) * SCRATCH_BYTES
@@ -225,7 +225,7 @@ def test_what_is_being_written_counts_when_its_client_has_gone(
     validate = batch.validate
 
     def held_up(data: memoryview, limits: batch.Limits) -> batch.BatchHeader:
-        assert may_go_on.wait(20)
+        assert may_go_on.wait(60)
         return validate(data, limits)
 
     monkeypatch.setattr(batch, "validate", held_up)
@@ -250,12 +250,10 @@ def test_what_is_being_written_counts_when_its_client_has_gone(
 
 def test_a_stop_answers_what_it_has_taken_up(broker: RunningBroker) -> None:
     with connect(broker) as client, connect(broker) as waiting:
-        waiting.sendall(fetch_frame(7, 0, wait_ms=60_000))
+        waiting.sendall(fetch_frame(7, 0, wait_ms=600_000))
         client.sendall(b"".join(produce_frame(number, bytes(100_000)) for number in range(20)))
         receive(client)
-        started = time.monotonic()
         broker.stop()
-        assert time.monotonic() - started < 10
         answered = 1
         while True:
             head = client.recv(4)
@@ -297,7 +295,7 @@ def test_min_bytes_are_waited_for(broker: RunningBroker) -> None:
                 client.settimeout(0.2)
                 with pytest.raises(TimeoutError):
                     client.recv(1)
-                client.settimeout(10)
+                client.settimeout(60)
         _, answer = receive(client)
         assert len(answer) >= 3000
         # When the time is over, it is what there is.
@@ -317,11 +315,10 @@ def test_min_bytes_are_not_waited_for_where_max_bytes_keep_them_back(
     if where == "sealed":
         topic.seal()
     with connect(broker) as client:
-        started = time.monotonic()
-        client.sendall(fetch_frame(1, 0, wait_ms=10_000, min_bytes=min_bytes, max_bytes=100_000))
+        # Had it waited, the answer would come after this client's patience.
+        client.sendall(fetch_frame(1, 0, wait_ms=600_000, min_bytes=min_bytes, max_bytes=100_000))
         _, answer = receive(client)
         assert 16_000 < len(answer) < 100_000
-        assert time.monotonic() - started < 5
 
 
 def test_a_fetch_that_waits_for_more_keeps_nothing_meanwhile(broker: RunningBroker) -> None:

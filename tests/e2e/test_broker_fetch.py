@@ -45,7 +45,7 @@ def consumer_of(broker: RunningBroker, **config: object) -> Consumer:
 
 
 def messages(
-    consumer: Consumer, until: Callable[[list[Message]], bool], timeout_s: float = 20
+    consumer: Consumer, until: Callable[[list[Message]], bool], timeout_s: float = 60
 ) -> list[Message]:
     found: list[Message] = []
     deadline = time.monotonic() + timeout_s
@@ -64,7 +64,7 @@ def with_confluent(
     consumer = consumer_of(broker, **{"enable.partition.eof": True})
     consumer.assign([TopicPartition("t", 0, start)])
     found: list[tuple[int, bytes | None, bytes | None]] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for message in consumer.consume(1000, 0.2):
             if message.error() is not None:
@@ -85,7 +85,7 @@ def with_kafka_python(
     consumer.assign([at])
     consumer.seek(at, start)
     found = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while consumer.position(at) < end:
         assert time.monotonic() < deadline, consumer.position(at)
         for records in consumer.poll(200).values():
@@ -105,7 +105,7 @@ def with_aiokafka(
             consumer.assign([at])
             consumer.seek(at, start)
             found = []
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while await consumer.position(at) < end:
                 assert time.monotonic() < deadline
                 for records in (await consumer.getmany(timeout_ms=200)).values():
@@ -147,7 +147,7 @@ def test_headers_and_timestamps_from_tail_and_sealed(broker: RunningBroker, comp
             "t", b"v" * number, b"k", headers=[("h", b"x"), ("n", None)], timestamp=1_700_000_000_000 + number
         )
     producer.produce("t", None, b"k", timestamp=1_700_000_000_020)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     for _ in range(2):
         consumer = consumer_of(broker)
         consumer.assign([TopicPartition("t", 0, OFFSET_BEGINNING)])
@@ -226,17 +226,16 @@ def test_compaction_while_consuming(broker: RunningBroker) -> None:
 
 def test_long_poll_is_woken_by_a_produce(broker: RunningBroker) -> None:
     topic = broker.log.create_topic("t")
-    consumer = consumer_of(broker, **{"fetch.wait.max.ms": 30_000})
+    # A fetch that was not woken would be answered long after the test's patience.
+    consumer = consumer_of(broker, **{"fetch.wait.max.ms": 200_000, "socket.timeout.ms": 300_000})
     consumer.assign([TopicPartition("t", 0, 0)])
     topic.append("k", "0")
     messages(consumer, lambda found: len(found) >= 1)
     for number in range(1, 6):
         # The consumer's next fetch waits by now, or is about to.
         consumer.consume(1, 0.05)
-        started = time.monotonic()
         topic.append("k", str(number))
         messages(consumer, lambda found: len(found) >= 1)
-        assert time.monotonic() - started < 10
     consumer.close()
 
 
@@ -268,11 +267,11 @@ def test_delete_records_moves_the_log_start(broker: RunningBroker) -> None:
     fill(topic, 0, 20)
     admin = AdminClient({"bootstrap.servers": broker.address})
     for future in admin.delete_records([TopicPartition("t", 0, 12)]).values():
-        assert future.result(10).low_watermark == 12
+        assert future.result(60).low_watermark == 12
     consumer = consumer_of(broker, **{"auto.offset.reset": "error"})
     assert consumer.get_watermark_offsets(TopicPartition("t", 0), 10) == (12, 20)
     consumer.assign([TopicPartition("t", 0, 3)])
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     errors: list[int] = []
     while not errors and time.monotonic() < deadline:
         errors = [each.error().code() for each in consumer.consume(10, 0.2) if each.error()]
@@ -314,7 +313,7 @@ def test_where_many_partitions_begin_takes_one_look_at_the_table(
     wanted = {TopicPartition("t", partition): OffsetSpec.earliest() for partition in range(20)}
     client = AdminClient({"bootstrap.servers": broker.address})
     found = client.list_offsets(wanted)
-    assert [each.result(20).offset for each in found.values()] == [0] * 20
+    assert [each.result(60).offset for each in found.values()] == [0] * 20
     assert len(looks) == 1
 
 
@@ -323,7 +322,7 @@ def test_deleted_topics_leave_no_metrics(broker: RunningBroker) -> None:
         broker.log.create_topic(name)
         producer = Producer({"bootstrap.servers": broker.address})
         producer.produce(name, b"v")
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
         assert f'lastword_append_records_total{{topic="{name}"}} 1.0' in metrics.exposition()
         broker.log.delete_topic(name)
     # They are looked for whenever a topic is used for the first time.

@@ -104,7 +104,7 @@ def play(broker: RunningBroker, frames: list[bytes]) -> None:
     """Send frames over one connection, and read until the broker ends it."""
     host, port = broker.broker.address
     with socket.create_connection((host, port), 10) as client:
-        client.settimeout(20)
+        client.settimeout(60)
         try:
             client.sendall(b"".join(frames))
             client.shutdown(socket.SHUT_WR)
@@ -127,7 +127,7 @@ def test_the_broker_survives_what_is_no_request(broker: RunningBroker) -> None:
         play(broker, frames)
         sent += len(frames)
     assert process.memory_info().rss - before_bytes < 400 << 20
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while broker.broker.connections and time.monotonic() < deadline:
         time.sleep(0.01)
     assert broker.broker.connections == 0
@@ -136,7 +136,7 @@ def test_the_broker_survives_what_is_no_request(broker: RunningBroker) -> None:
     producer = Producer({"bootstrap.servers": broker.address})
     ends = broker.log.topic("t").extents()
     producer.produce("t", b"still here", b"k", partition=1)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     assert [each.value for each in broker.log.topic("t").read({0: "latest", 1: ends[1].log_end})] == [
         b"still here"
     ]

@@ -8,9 +8,11 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.broker import RunningBroker, running_broker
+from tests.support.kafka_clients import wait_until
 
 KCAT = shutil.which("kcat")
 pytestmark = pytest.mark.skipif(KCAT is None, reason="kcat is not installed (Debian: apt-get install kcat)")
@@ -35,7 +37,7 @@ def kcat(broker: RunningBroker, *args: str, stdin: str | None = None) -> str:
     return done.stdout
 
 
-def read_all(broker: RunningBroker, topic: str) -> list[dict[str, object]]:
+def read_all(broker: RunningBroker, topic: str) -> list[dict[str, Any]]:
     """Every record; kcat ends at the end of the partition, which a compacted tail must not hide from it."""
     text = kcat(broker, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-J")
     return [json.loads(line) for line in text.splitlines()]
@@ -71,11 +73,10 @@ def test_it_comes_to_the_end_although_the_last_records_are_gone(broker: RunningB
 def test_offsets_are_asked_for_by_time(broker: RunningBroker) -> None:
     broker.log.create_topic("timed", partitions=1)
     kcat(broker, "-P", "-t", "timed", "-K:", stdin="a:1\n")
-    time.sleep(0.05)
-    between_ms = int(time.time() * 1000)
-    time.sleep(0.05)
+    first = read_all(broker, "timed")[0]["ts"]
+    wait_until(lambda: int(time.time() * 1000) > first, "the clock has moved on")
     kcat(broker, "-P", "-t", "timed", "-K:", stdin="a:2\n")
-    assert kcat(broker, "-Q", "-t", f"timed:0:{between_ms}").strip() == "timed [0] offset 1"
+    assert kcat(broker, "-Q", "-t", f"timed:0:{first + 1}").strip() == "timed [0] offset 1"
 
 
 def test_a_group_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.support.cli import Cli, Terminal, wait_until
+from tests.support.cli import Cli, Terminal
 
 import lastword
 from lastword.cli import options
@@ -246,8 +246,9 @@ def test_compact_and_verify_on_spark_without_a_word_of_it_on_the_terminal(cli: C
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_at_once_and_quietly(cli: Cli, number: signal.Signals, code: int) -> None:
     (cli.data / "lastword.yaml").write_text("spark.master: local[1]\n")
-    compacting = cli.spawn("topic", "compact", "users")
-    wait_until((cli.data / "logs" / "spark.log").exists)
+    compacting = cli.spawn_stopping("compact.before_commit", "topic", "compact", "users")
+    assert compacting.stdout is not None
+    assert compacting.stdout.readline() == b"compact.before_commit\n"
     compacting.send_signal(number)
     out, err = compacting.communicate(timeout=60)
     assert (compacting.returncode, out, err) == (code, b"", b"")

@@ -31,7 +31,7 @@ def processes(server: Server) -> list[psutil.Process]:
 
 def test_it_is_ready_when_it_says_so(server: Server) -> None:
     host, _, port = server.kafka.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=5).close()
+    socket.create_connection((host, int(port)), timeout=60).close()
     with server.client() as client:
         assert client.get("/readyz").json() == {"ready": True, "problems": []}
         assert client.get("/healthz").json() == {"alive": True}
@@ -91,7 +91,7 @@ def test_a_broker_that_is_killed_is_started_again_with_what_was_acknowledged(ser
     cli("produce", "kept", stdin=b"c:3\n")
     assert cli.values("kept") == ["1", "2", "3"]
     host, _, port = kafka.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=5).close()
+    socket.create_connection((host, int(port)), timeout=60).close()
     assert "lastword_append_records_total" in httpx.get(f"{server.url}/metrics").text
 
 
@@ -99,15 +99,15 @@ def test_readyz_says_what_is_missing_while_the_worker_is_away(server: Server) ->
     worker = psutil.Process(server.child("worker").pid)
     worker.suspend()
     try:
-        answer = httpx.get(f"{server.url}/readyz", timeout=30)
+        answer = httpx.get(f"{server.url}/readyz", timeout=60)
         assert answer.status_code == 503
         assert "the worker is not there" in answer.json()["problems"][0]
-        text = httpx.get(f"{server.url}/metrics", timeout=30).text
+        text = httpx.get(f"{server.url}/metrics", timeout=60).text
         assert 'lastword_process_up{process="worker"} 0.0' in text
         assert "lastword_kafka_connections 0.0" in text
     finally:
         worker.resume()
-    wait_until(lambda: httpx.get(f"{server.url}/readyz", timeout=30).status_code == 200, lambda: server.log)
+    wait_until(lambda: httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200, lambda: server.log)
 
 
 def test_a_second_server_on_the_folder_is_told_of_the_first(server: Server) -> None:
@@ -155,7 +155,7 @@ def test_its_processes_end_when_the_supervisor_is_killed(tmp_path: Path) -> None
     children = processes(server)[1:]
     assert len(children) == 2
     os.kill(server.process.pid, signal.SIGKILL)
-    _gone, alive = psutil.wait_procs(children, timeout=30)
+    _gone, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
     server.wait()
     # What it left behind is in nobody's way.

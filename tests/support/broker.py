@@ -70,7 +70,7 @@ class RunningBroker:
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(60)
         self._loop.close()
 
     def __enter__(self) -> Self:

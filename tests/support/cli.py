@@ -75,6 +75,16 @@ class Cli:
         } | options
         return subprocess.Popen([COMMAND, *arguments], env=self.environment(), **options)
 
+    def spawn_stopping(self, step: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start the command; at a named step it writes that name to its output and stands still for ever."""
+        return subprocess.Popen(
+            [sys.executable, "-c", _STOPPING, step, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment(),
+        )
+
     def real(self, *arguments: str, stdin: bytes = b"", **environment: str) -> Result:
         """Run the real command to its end."""
         done = subprocess.run(
@@ -89,6 +99,24 @@ class Cli:
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "LASTWORD_DATA": str(self.data), "TERM": "dumb"}
+
+
+_STOPPING = """
+import sys, threading
+from lastword import steps
+from lastword.cli.main import main
+
+step = sys.argv.pop(1)
+sys.argv[0] = "lastword"
+
+def stop(name):
+    if name == step:
+        print(name, flush=True)
+        threading.Event().wait()
+
+steps.install(stop)
+main()
+"""
 
 
 @contextmanager

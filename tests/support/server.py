@@ -85,7 +85,7 @@ class Server:
 
     def wait(self) -> int:
         code = self.process.wait(DEADLINE_S)
-        self._reader.join(10)
+        self._reader.join(60)
         assert self.process.stdout is not None and self.process.stderr is not None
         self.process.stdout.close()
         self.process.stderr.close()

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from aiokafka.codec import snappy_encode
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from tests.support.alone import alone
 
 from lastword import batch as batches
 from lastword.batch import BadBatchError, Compression, Limits
@@ -386,6 +387,10 @@ def zeros_compressed(codec: str, mebibytes: int) -> bytes:
 
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
 def test_bomb_is_refused_without_its_memory(codec: str) -> None:
+    alone(_refuse_bomb, codec)
+
+
+def _refuse_bomb(codec: str) -> None:
     bomb = with_records(
         make([NewRecord()], compression=Compression[codec.upper()]), zeros_compressed(codec, 512)
     )

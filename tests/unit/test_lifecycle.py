@@ -294,7 +294,7 @@ class TestOthersGoOn:
             gate.wait()
             monkeypatch.setattr(disk, "fdatasync", noted)
             fill(log.topic("a"), 1, 2)
-            assert synced.wait(30)
+            assert synced.wait(60)
             assert worker.topic("a").seal().records == 2
             gate.open()
             changing.join()

@@ -49,13 +49,13 @@ def test_a_released_role_can_be_taken_again(tmp_path: Path, clock: ManualClock) 
 
 
 def test_no_file_is_left_open(tmp_path: Path, clock: ManualClock) -> None:
-    before = open_files()
+    before = open_files(tmp_path)
     with RoleLock.acquire(tmp_path, Role.WRITER, clock):
         for _ in range(5):
             with pytest.raises(LockedError):
                 RoleLock.acquire(tmp_path, Role.WRITER, clock)
 
-    assert open_files() == before
+    assert open_files(tmp_path) == before
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"[]", b'{"pid": 1}'])

@@ -259,7 +259,7 @@ def test_closing_gives_files_and_leases_back(log: Log) -> None:
     for partition in range(3):
         fill(topic, 3, 6, partition=partition)
     list(topic.read())
-    before = open_files()
+    before = open_files(log.path)
     for _ in range(5):
         with topic.reader("r") as reader:
             reader.poll(max_records=1)
@@ -269,7 +269,7 @@ def test_closing_gives_files_and_leases_back(log: Log) -> None:
         topic.offsets_for_time(0)
         next(topic.read())
 
-    assert open_files() == before
+    assert open_files(log.path) == before
     assert list((log.path / "leases").iterdir()) == []
 
 

@@ -372,11 +372,11 @@ def test_decoding_takes_offsets_by_what_they_are_not_by_counting(wal: WalFolder)
 def test_closing_gives_the_file_back(wal: WalFolder) -> None:
     with wal.opened() as writer:
         in_files(wal, writer, 2, 4)
-    before = open_files()
+    before = open_files(wal.folder)
     for _ in range(20):
         reader = WalReader(wal.folder)
         read_on(reader, 0)
         reader.close()
         reader.close()
 
-    assert open_files() == before
+    assert open_files(wal.folder) == before

@@ -32,7 +32,7 @@ class Syncs:
     def __call__(self, fd: int) -> None:
         self.count += 1
         self.entered.set()
-        assert self.may_go.wait(30)
+        assert self.may_go.wait(60)
         if self.error is not None:
             raise self.error
         os.fdatasync(fd)
@@ -113,13 +113,13 @@ class TestOffsets:
         writer.stage(one)
         syncs.may_go.clear()
         syncing = in_thread(writer.sync)
-        assert syncs.entered.wait(30)
+        assert syncs.entered.wait(60)
         first = in_thread(lambda: together.append(writer.stage_all([one] * 4)))
         until(lambda: waiting(writer) == 1)
         second = in_thread(lambda: alone.append(writer.stage(one)[0]))
         syncs.may_go.set()
         for thread in (syncing, first, second):
-            thread.join(30)
+            thread.join(60)
 
         assert together == [range(1, 5)]
         assert alone == [5]
@@ -146,14 +146,14 @@ class TestGroupCommit:
         writer = wal.open()
         syncs.may_go.clear()
         threads = [in_thread(lambda: writer.append(one_batch("first")))]
-        assert syncs.entered.wait(30)
+        assert syncs.entered.wait(60)
         threads += [in_thread(lambda: writer.append(one_batch("other"))) for _ in range(8)]
         until(lambda: waiting(writer) == 8)
         assert writer.end_offset == 9
         assert writer.visible_end == 0
         syncs.may_go.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
 
         assert writer.visible_end == 9
         # The first one's, and one for the eight who came meanwhile.
@@ -270,7 +270,7 @@ class TestFailures:
         writer = wal.open()
         syncs.may_go.clear()
         syncing = in_thread(lambda: writer.append(one_batch("0")))
-        assert syncs.entered.wait(30)
+        assert syncs.entered.wait(60)
 
         def full(fd: int, data: memoryview) -> int:
             os.write(fd, data[:10])
@@ -280,7 +280,7 @@ class TestFailures:
         with pytest.raises(WriteFailedError, match="No space left"):
             writer.append(one_batch("1"))
         syncs.may_go.set()
-        syncing.join(30)
+        syncing.join(60)
         monkeypatch.setattr(disk, "write", os.write)
 
         assert wal.state.phase is Phase.FAILED
@@ -308,7 +308,7 @@ class TestFailures:
                 outcomes.append("failed")
 
         threads = [in_thread(append)]
-        assert syncs.entered.wait(30)
+        assert syncs.entered.wait(60)
         threads.append(in_thread(append))
         until(lambda: waiting(writer) == 1)
         assert writer._state_file is not None
@@ -319,7 +319,7 @@ class TestFailures:
         monkeypatch.setattr(writer._state_file, "write", broken)
         syncs.may_go.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
 
         assert outcomes == ["failed", "failed"]
         writer.close()
@@ -438,12 +438,12 @@ class TestRolls:
         writer.stage(one_batch("0"))
         syncs.may_go.clear()
         threads = [in_thread(writer.sync)]
-        assert syncs.entered.wait(30)
+        assert syncs.entered.wait(60)
         threads += [in_thread(writer.roll) for _ in range(2)]
         until(lambda: waiting(writer) == 2)
         syncs.may_go.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
 
         writer.close()
         assert wal.seqs == [1, 2]
@@ -456,14 +456,14 @@ class TestRolls:
         writer.stage(one)
         syncs.may_go.clear()
         threads = [in_thread(writer.sync)]
-        assert syncs.entered.wait(30)
+        assert syncs.entered.wait(60)
         threads.append(in_thread(writer.roll))
         until(lambda: waiting(writer) == 1)
         threads.append(in_thread(lambda: writer.stage(one)))
         until(lambda: waiting(writer) == 2)
         syncs.may_go.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
 
         writer.close()
         assert all(each.size_bytes for each in wal.checkpoint.files[:-1]), "no empty file was rolled"
