@@ -86,10 +86,13 @@ class Compaction:
         started_s = monotonic_s()
         done: list[PartitionReport] = []
         failed: list[tuple[str, str]] = []
-        for topic in topics:
+        late = [topic for topic, partition in request.last if partition is None]
+        for topic in sorted(topics, key=lambda each: late.index(each) if each in late else -1):
             if request.stop():
                 break
             service = self.service(topic)
+            if request.begin is not None:
+                request.begin([(topic, None)])
             try:
                 done += service.compact(request)
             except LastwordError as error:

@@ -54,6 +54,7 @@ from lastword.errors import (
     UnknownTopicError,
 )
 from lastword.folder import CONFIG_FILE, Storage, check_folder, load_config
+from lastword.lanes import Lane, Lanes
 from lastword.leases import HeldLease, LeaseKeeper
 from lastword.lifecycle import Deletion, Lifecycle, UndecidedError, wal_folder
 from lastword.listing import TopicListing, UnreadableTopic, Visited, visit
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from lastword.erase import EraseReport, Intent
     from lastword.verify import VerifyReport
     from lastword.worker import RetentionStep, Worker
+    from lastword.worker_state import Place, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -163,8 +165,7 @@ class Log:
         self._undecided: set[str] = set()
         self.altering = threading.RLock()
         """Held while settings are changed, and by whoever changes them by what they are."""
-        self._maintenance_lock = threading.RLock()
-        self._maintenance_depth = 0
+        self._lanes = Lanes(lambda: RoleLock.acquire(self.path, Role.MAINTENANCE, clock))
         self._closed = False
         self._channel = ChannelServer(self._answer) if self._writes else None
         self._writer_role: RoleLock | None = None
@@ -388,7 +389,7 @@ class Log:
         What the WAL still has is sealed again. InvalidError if records that were acknowledged would be lost.
         """
         self._check_writer()
-        with self.maintenance(), self._topics_lock:
+        with self.maintenance(*Lane), self._topics_lock:
             plan = self.plan_repair(name)
             if plan.chosen is None:
                 raise InvalidError(
@@ -432,14 +433,17 @@ class Log:
         dry_run: bool = False,
         topics: Iterable[str] | None = None,
         steps: Iterable[RetentionStep] = ("retention", "delete", "expire", "collect"),
+        turns: Turns | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> MaintenanceReport:
         """One round for all topics, or some: retention, WAL retention, expiry of snapshots, collection of files.
 
         It works on what is sealed and touches nothing else. What fails for one topic is reported, and the
         others go on. A dry run changes nothing, and needs no role: it can be asked of a log that is read only.
+        `turns` says which topic is first; `stop` is asked between two topics.
         """
         self._check_open()
-        with nullcontext() if dry_run else self.maintenance():
+        with nullcontext() if dry_run else self.maintenance(Lane.TIDY):
             now_ms = self._clock.now_ms()
             removed: list[RetentionPlan] = []
             wals: list[deleter.LocalWal] = []
@@ -453,6 +457,10 @@ class Log:
                 raise UnknownTopicError(f"there is no topic {unknown[0]!r}")
 
             def retain(name: str) -> None:
+                if stop():
+                    return
+                if turns is not None:
+                    turns.take(name)
                 table = self._load(name)
                 topic = self.topic(name)
                 own_wals = topic.local_wals()
@@ -470,7 +478,8 @@ class Log:
                         table, self.path, self.config, now_ms, dry_run=dry_run
                     )
 
-            visited = self.visit(retain, [name for name in names if wanted is None or name in wanted])
+            chosen = [name for name in names if wanted is None or name in wanted]
+            visited = self.visit(retain, chosen if turns is None else turns.in_order(chosen))
             for name, error in visited.problems.items():
                 logger.error("retention of %s: %s", name, error)
                 problems.append((name, str(error)))
@@ -500,7 +509,9 @@ class Log:
         seal: bool = False,
         asked_for: bool = False,
         force: bool = False,
-        exclude: Collection[tuple[str, int | None]] = (),
+        exclude: Collection[Place] = (),
+        last: Sequence[Place] = (),
+        begin: Callable[[Sequence[Place]], None] | None = None,
         progress: Callable[[int, int, int, int], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CompactionReport:
@@ -508,13 +519,14 @@ class Log:
 
         With `asked_for` whatever is dirty is compacted, also below the dirty ratio; with `force` everything that
         may be; but nothing of the partitions in `exclude`, which has topics whole where the partition is None. `seal`
-        first rolls and seals what is in the WAL. `progress` gets records done, records in all, bytes done, bytes in
-        all; `stop` is asked between commits. What could not be compacted is in the report: look at its `failures`.
+        first rolls and seals what is in the WAL. The most urgent goes first, but those in `last` after all others.
+        `begin` gets what is compacted next; `progress` gets records done, records in all, bytes done, bytes in all;
+        `stop` is asked between commits. What could not be compacted is in the report: look at its `failures`.
         """
         from lastword.compaction.service import CompactionRequest
 
         self._check_open()
-        with self.maintenance():
+        with self.maintenance(Lane.CLEAN):
             names = self._compacted_names(topics)
             unsealed: Mapping[str, LastwordError] = {}
             if seal:
@@ -525,6 +537,8 @@ class Log:
                 asked_for=asked_for,
                 force=force,
                 exclude=frozenset(exclude),
+                last=tuple(last),
+                begin=begin,
                 progress=progress,
                 stop=stop,
             )
@@ -588,7 +602,7 @@ class Log:
         wanted = tuple(dict.fromkeys(keys))
         erase.check_keys(wanted)
         found = self.topic(topic)
-        with self.maintenance():
+        with self.maintenance(*Lane):
             erase.save_intent(self.path, erase.Intent(topic=topic, topic_id=found.id.hex, keys=wanted))
             intent = next(each for each in erase.load_intents(self.path) if each.topic_id == found.id.hex)
             return self._erase(intent, progress)
@@ -598,11 +612,11 @@ class Log:
         from lastword import erase
 
         if erase.unfinished_intents(self.path):
-            with self.maintenance():
+            with self.maintenance(*Lane):
                 for path in erase.unfinished_intents(self.path):
                     path.unlink(missing_ok=True)
         for intent in erase.load_intents(self.path):
-            with self.maintenance():
+            with self.maintenance(*Lane):
                 if not self._has(intent.topic, intent.topic_id):
                     erase.forget_intent(self.path, intent.topic_id)
                     continue
@@ -717,21 +731,13 @@ class Log:
             return self._compaction
 
     @contextmanager
-    def maintenance(self) -> Iterator[None]:
-        """Hold the maintenance role: sealing, compaction and retention are one process's at a time."""
+    def maintenance(self, *lanes: Lane) -> Iterator[None]:
+        """Hold the maintenance role, which is one process's at a time, and in this process some lanes. See lanes.py."""
         self._check_open()
         if not self._maintains:
             raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
-        with self._maintenance_lock:
-            if self._maintenance_depth == 0:
-                self._maintenance_role = RoleLock.acquire(self.path, Role.MAINTENANCE, self._clock)
-            self._maintenance_depth += 1
-            try:
-                yield
-            finally:
-                self._maintenance_depth -= 1
-                if self._maintenance_depth == 0:
-                    self._maintenance_role.release()
+        with self._lanes.hold(*lanes):
+            yield
 
     def close(self) -> None:
         """Close every topic's WAL in order and give the folder back."""

@@ -48,7 +48,8 @@ from lastword.wal.reader import decode, read_file
 logger = logging.getLogger(__name__)
 
 COMMIT_BYTES = 2 << 30
-"""A commit is made after about this many WAL bytes, so that a long backlog is sealed bit by bit."""
+COMMIT_S = 5.0
+"""A commit is made after about this many WAL bytes or seconds, so that a long backlog is sealed bit by bit."""
 
 THREADS = min(4, os.cpu_count() or 1)
 """So many files are written at a time. Each needs the memory of a row group or two."""
@@ -140,15 +141,20 @@ def seal(
     leases: LeaseKeeper,
     codec: Codec = "zstd",
     progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> SealReport:
-    """Seal every rolled WAL file of a topic; `folders` are its partitions' WAL folders, by partition."""
+    """Seal every rolled WAL file of a topic; `folders` are its partitions' WAL folders, by partition.
+
+    `progress` is called before the first file, if there is any, and after each. `stop` is asked between two files; what
+    is written by then is committed.
+    """
     started_s = monotonic_s()
     snapshot = table.snapshot()
     todo: list[FileToSeal] = []
     epochs: dict[int, tuple[tuple[int, int], ...]] = {}
     problems: dict[int, str] = {}
 
-    def stop(partition: int, error: CorruptError) -> None:
+    def halt(partition: int, error: CorruptError) -> None:
         logger.error("sealing of %s partition %d stops: %s", snapshot.topic.name, partition, error)
         metrics.SEAL_ERRORS.labels(snapshot.topic.name).inc()
         problems[partition] = str(error)
@@ -161,16 +167,20 @@ def seal(
             try:
                 todo += propose(partition, folder, files, snapshot.positions[partition])
             except CorruptError as error:
-                stop(partition, error)
+                halt(partition, error)
     report = SealReport(topic=snapshot.topic.name)
     total_bytes = sum(each.size_bytes for each in todo)
     pending: list[_Sealed] = []
+    if todo and progress is not None:
+        progress(0, total_bytes)
     with leases.hold(topic_id=snapshot.topic.id.hex, job="seal") as lease:
         # From here on a deletion waits for this job before it is done with the topic's files. One that did not:
         check_not_deleted(table.snapshot())
+        committed_s = monotonic_s()
 
         def commit() -> None:
-            nonlocal report
+            nonlocal report, committed_s
+            committed_s = monotonic_s()
             lease.check()
             report = _add(report, _commit(table, pending, epochs))
             pending.clear()
@@ -180,7 +190,7 @@ def seal(
                 sealed = _Sealed(file=each, segment=written())
             except CorruptError as error:
                 if each.partition not in problems:
-                    stop(each.partition, error)
+                    halt(each.partition, error)
                 continue
             if each.partition in problems:
                 # It was written ahead, behind a file that is damaged.
@@ -190,8 +200,11 @@ def seal(
             pending.append(sealed)
             if progress is not None:
                 progress(report.wal_bytes + sum(done.file.size_bytes for done in pending), total_bytes)
-            if sum(done.file.size_bytes for done in pending) >= COMMIT_BYTES:
+            is_much = sum(done.file.size_bytes for done in pending) >= COMMIT_BYTES
+            if is_much or monotonic_s() - committed_s >= COMMIT_S:
                 commit()
+            if stop():
+                break
         if pending:
             commit()
     metrics.SEGMENTS_SEALED.labels(report.topic).inc(len(report.segments))

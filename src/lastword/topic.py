@@ -40,6 +40,7 @@ from lastword.errors import (
     UnknownPartitionError,
     WriteFailedError,
 )
+from lastword.lanes import Lane
 from lastword.leases import LeaseKeeper
 from lastword.lifecycle import wal_folder
 from lastword.partitioner import Turns, partition_of, partitions_of
@@ -138,7 +139,7 @@ class Topic:
         clock: Clock,
         leases: LeaseKeeper | None,
         writes: bool,
-        maintenance: Callable[[], AbstractContextManager[object]] | None,
+        maintenance: Callable[..., AbstractContextManager[object]] | None,
         ask_to_roll: Callable[[bool], list[tuple[int, str]]],
         compaction_service: Callable[[], TopicCompactionService],
     ) -> None:
@@ -663,9 +664,11 @@ class Topic:
         """Roll the WAL and commit everything in it as sealed segments."""
         return self._seal(progress, due_only=False)
 
-    def seal_rolled(self, *, progress: tiering.Progress | None = None) -> SealReport:
-        """Roll what is due by the settings, and commit what is rolled."""
-        return self._seal(progress, due_only=True)
+    def seal_rolled(
+        self, *, progress: tiering.Progress | None = None, stop: Callable[[], bool] = lambda: False
+    ) -> SealReport:
+        """Roll what is due by the settings, and commit what is rolled. `stop` is asked between two files."""
+        return self._seal(progress, due_only=True, stop=stop)
 
     def delete_records(self, before: Mapping[int, int]) -> dict[int, int]:
         """Delete the records of partitions before an offset (-1: all); the new log start of each of them."""
@@ -749,7 +752,7 @@ class Topic:
     def skip_wal_damage(self) -> list[tuple[int, DamagedRange]]:
         """Leave the damaged ranges behind, so that sealing and reading go on after them; what was left behind."""
         self._check_writer()
-        with self._as_maintenance():
+        with self._as_maintenance(Lane.TIDY, Lane.SEAL):
             # Only a rolled file can be written anew.
             for partition in {each for each, _ in self.wal_damage()}:
                 self._writers[partition].roll()
@@ -873,8 +876,14 @@ class Topic:
         plans = plan.propose(self.name, [view], self._settings, self._clock.now_ms(), distinct=distinct)
         return plans[0].reason if plans else None
 
-    def _seal(self, progress: tiering.Progress | None, *, due_only: bool) -> SealReport:
-        with self._as_maintenance():
+    def _seal(
+        self,
+        progress: tiering.Progress | None,
+        *,
+        due_only: bool,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> SealReport:
+        with self._as_maintenance(Lane.SEAL):
             assert self._leases is not None
             failed = self.roll(due_only=due_only) if self._writes else self._ask_to_roll(due_only)
             folders = [self._wal_folder(each) for each in range(self.partitions)]
@@ -884,6 +893,7 @@ class Topic:
                 leases=self._leases,
                 codec=self._settings.segment_compression_type,
                 progress=progress,
+                stop=stop,
             )
             return tiering.with_problems(report, failed)
 
@@ -998,12 +1008,12 @@ class Topic:
                 "The log was opened for reading or maintenance only; open it as its writer to change it."
             )
 
-    def _as_maintenance(self) -> AbstractContextManager[object]:
+    def _as_maintenance(self, *lanes: Lane) -> AbstractContextManager[object]:
         if self._closed:
             raise ClosedError(f"Topic {self.name!r} has been closed.")
         if self._maintenance is None:
             raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
-        return self._maintenance()
+        return self._maintenance(*lanes)
 
 
 def _bytes(text: bytes | str | None) -> bytes | None:

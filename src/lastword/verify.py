@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from lastword.clock import new_uuid
 from lastword.compaction import strategy
+from lastword.compaction.job import JOB_DETAIL
 from lastword.compaction.keyset import hash_rows
 from lastword.compaction.rules import on_clock
 from lastword.compaction.spark import SparkEngine
@@ -88,6 +89,14 @@ def choose_snapshots(
             after = history[-1]
         elif compactions:
             after = compactions[-1]
+            # A run commits bit by bit: it is proved from before the first of its commits.
+            job = after.details.get(JOB_DETAIL)
+            first = next(
+                each
+                for each in compactions
+                if each.id == after.id or (job and each.details.get(JOB_DETAIL) == job)
+            )
+            before_id = first.parent_id
         else:
             raise InvalidError(
                 "No compaction is among the snapshots that are kept (for snapshot.retention.ms), "

@@ -1,30 +1,48 @@
-"""The one background loop: seals, compacts, applies retention, deletes, expires, collects and measures, each in its time.
+"""The background work: seals, compacts, applies retention, deletes, expires, collects and measures, each in its time.
 
 The worker only decides when. What is done is the log's: every job is a call that could be made by hand, is
-isolated from the others, and leaves a whole state behind at each commit. A stop request ends the loop between two
-commits. A job that fails is tried again after a pause that doubles, up to an hour; so is each partition whose
-compaction fails, while the others go on.
+isolated from the others, and leaves a whole state behind at each commit.
 
-`worker.json` in the data folder says what it did last and what keeps failing, for `describe` and for operators.
+Each lane has a thread and runs its jobs one after the other, so that none waits for a job of another lane (lanes.py says
+what may run beside what):
+
+    seal      sealing
+    clean     erasures that are not done, then compaction
+    tidy      retention, the WAL deleter, expiry, collection
+    measure   metrics
+
+A stop request ends each lane between two commits. A job that fails is tried again after a pause that doubles, up to an
+hour; so is each partition whose compaction fails, and each topic that can't be sealed, while the others go on.
+
+Killed at any point, the next worker goes on where this one was: `worker.json` (worker_state.py) keeps when each job is due, which
+topic has waited longest for it, and what was being compacted.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar
 
-from lastword import disk, metrics
+from lastword import metrics
 from lastword.clock import Clock, monotonic_s
 from lastword.config import BrokerConfig
 from lastword.errors import LastwordError
 from lastword.listing import Visited
 from lastword.locks import Role, RoleLock
+from lastword.worker_state import (
+    FailingCompaction,
+    JobStatus,
+    Place,
+    StatusKeeper,
+    Turns,
+    WorkerStatus,
+    load_status,
+)
 
 if TYPE_CHECKING:
     from lastword.compaction.job import CompactionReport
@@ -34,52 +52,24 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-STATUS_FILE = "worker.json"
-
 RetentionStep = Literal["retention", "delete", "expire", "collect"]
 """What a round of retention consists of: sealed segments, WAL files, snapshots, files that nothing names."""
 LONGEST_PAUSE_MS = 3_600_000
+LONGEST_SEAL_PAUSE_MS = 60_000
 FIRST_PAUSE_MS = 10_000
 MEASURE_INTERVAL_MS = 30_000
 _LONGEST_WAIT_MS = 1_000
 
 
-@dataclass(slots=True)
-class JobStatus:
-    """When a job ran last, and how it went."""
-
-    last_run_ms: int | None = None
-    last_duration_s: float | None = None
-    failures: int = 0
-    last_error: str | None = None
-    next_run_ms: int = 0
-
-
-@dataclass(slots=True)
-class FailingCompaction:
-    """A partition whose compaction keeps failing, or without a partition a whole topic."""
-
-    topic: str
-    partition: int | None
-    failures: int
-    message: str
-    retry_ms: int
-
-
-@dataclass(slots=True)
-class WorkerStatus:
-    """What the worker is doing; the content of `worker.json`."""
-
-    pid: int
-    started_ms: int
-    jobs: dict[str, JobStatus] = field(default_factory=dict)
-    failing: list[FailingCompaction] = field(default_factory=list)
+Lane = Literal["seal", "clean", "tidy", "measure"]
 
 
 class MaintainedTopic(Protocol):
     """What the worker asks of a topic."""
 
-    def seal_rolled(self) -> SealReport: ...
+    def seal_rolled(
+        self, *, progress: Callable[[int, int], None] | None, stop: Callable[[], bool]
+    ) -> SealReport: ...
 
 
 class RetentionOutcome(Protocol):
@@ -102,31 +92,24 @@ class Maintained(Protocol):
 
     def topic(self, name: str) -> MaintainedTopic: ...
 
-    def visit(self, act: Callable[[str], T]) -> Visited[T]: ...
+    def visit(self, act: Callable[[str], T], names: Iterable[str]) -> Visited[T]: ...
 
     def compact(
-        self, *, exclude: Collection[tuple[str, int | None]], stop: Callable[[], bool]
+        self,
+        *,
+        exclude: Collection[Place],
+        last: Sequence[Place],
+        begin: Callable[[Sequence[Place]], None],
+        stop: Callable[[], bool],
     ) -> CompactionReport: ...
 
     def measure(self) -> None: ...
 
-    def run_retention(self, *, steps: Iterable[RetentionStep]) -> RetentionOutcome: ...
+    def run_retention(
+        self, *, steps: Iterable[RetentionStep], turns: Turns, stop: Callable[[], bool]
+    ) -> RetentionOutcome: ...
 
     def finish_erasures(self) -> None: ...
-
-
-def load_status(data_folder: Path) -> WorkerStatus | None:
-    """What the worker of a data folder said last; None if there has been none."""
-    try:
-        saved = json.loads((data_folder / STATUS_FILE).read_bytes())
-        return WorkerStatus(
-            pid=saved["pid"],
-            started_ms=saved["started_ms"],
-            jobs={name: JobStatus(**job) for name, job in saved["jobs"].items()},
-            failing=[FailingCompaction(**each) for each in saved["failing"]],
-        )
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
 
 
 def pause_ms(failures: int) -> int:
@@ -149,6 +132,26 @@ def schedule(config: BrokerConfig) -> dict[str, tuple[int, int]]:
     return jobs
 
 
+_LANES: dict[str, Lane] = {
+    "seal": "seal",
+    "compact": "clean",
+    "retention": "tidy",
+    "delete": "tidy",
+    "expire": "tidy",
+    "collect": "tidy",
+    "measure": "measure",
+}
+
+
+@dataclass(slots=True)
+class _Unsealed:
+    """A topic that can't be sealed, or only in part, and when it is tried again."""
+
+    failures: int
+    message: str
+    retry_ms: int
+
+
 class Worker:
     """Runs a log's maintenance when it is due."""
 
@@ -157,20 +160,10 @@ class Worker:
         self._clock = clock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        # The loop and whoever wants every job at once take turns.
-        self._turn = threading.RLock()
-        now_ms = clock.now_ms()
         self._schedule = schedule(log.config)
-        self.status = WorkerStatus(pid=os.getpid(), started_ms=now_ms)
-        if earlier := load_status(log.path):
-            # A partition that kept failing goes on waiting: a restart is no reason to think that it will do now. It is
-            # one where a whole topic failed: most likely Spark could not be started, and somebody has seen to that.
-            self.status.failing = [
-                each if each.partition is not None else replace(each, retry_ms=now_ms)
-                for each in earlier.failing
-            ]
-        for name, (delay_ms, _) in self._schedule.items():
-            self.status.jobs[name] = JobStatus(next_run_ms=now_ms + delay_ms)
+        self._keeper = StatusKeeper(log.path, _first_status(log.path, self._schedule, clock.now_ms()))
+        self._unsealed: dict[str, _Unsealed] = {}
+        self._ended: list[BaseException] = []
         self._do: dict[str, Callable[[], None]] = {
             "seal": self._seal,
             "compact": self._compact,
@@ -180,45 +173,60 @@ class Worker:
             "collect": lambda: self._retain("collect"),
             "measure": self._log.measure,
         }
+        # A lane's thread and whoever wants every job at once take turns.
+        self._lane_locks: dict[Lane, threading.RLock] = {lane: threading.RLock() for lane in _LANES.values()}
+
+    @property
+    def status(self) -> WorkerStatus:
+        return self._keeper.status
 
     # ------------------------------------------------------------------------------------------ running
 
-    def run_due(self) -> list[str]:
-        """Run the jobs whose time has come; their names."""
+    def run_due(self, lane: Lane | None = None) -> list[str]:
+        """Run the jobs whose time has come, of a lane or of all; their names."""
         done: list[str] = []
         for name, job in self.status.jobs.items():
             if self._stop.is_set():
                 break
-            with self._turn:
+            if lane not in (None, _LANES[name]):
+                continue
+            with self._lane_locks[_LANES[name]]:
                 if job.next_run_ms <= self._clock.now_ms():
                     self._run_job(name, job)
                     done.append(name)
         return done
 
     def run_all(self) -> None:
-        """Run every job once, now. The loop, if it runs, waits meanwhile."""
-        with self._turn:
-            for name, job in self.status.jobs.items():
+        """Run every job once, now, one after the other. A lane that is busy with a job is waited for."""
+        for name, job in self.status.jobs.items():
+            with self._lane_locks[_LANES[name]]:
                 if not self._stop.is_set():
                     self._run_job(name, job)
 
     def run(self) -> None:
         """Run jobs as they fall due, until `stop`. LockedError if the log has a worker already."""
         with RoleLock.acquire(self._log.path, Role.WORKER, self._clock):
-            while not self._stop.is_set():
-                self.run_due()
-                next_ms = min(job.next_run_ms for job in self.status.jobs.values())
-                wait_ms = min(max(next_ms - self._clock.now_ms(), 1), _LONGEST_WAIT_MS)
-                self._stop.wait(wait_ms / 1000)
+            # A worker that is killed before its first job has ended has still begun to wait for the others.
+            self._keeper.save()
+            threads = [
+                threading.Thread(target=self._run_lane, args=(lane,), name=f"lastword-{lane}", daemon=True)
+                for lane in self._lane_locks
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        for error in self._ended:
+            raise error
 
     def start(self) -> Self:
-        """Run in a thread of this process."""
+        """Run in threads of this process."""
         self._thread = threading.Thread(target=self.run, name="lastword-worker", daemon=True)
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Ask the worker to end; it does between two commits."""
+        """Ask the worker to end; each lane does between two commits."""
         self._stop.set()
 
     def close(self) -> None:
@@ -233,87 +241,178 @@ class Worker:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _run_lane(self, lane: Lane) -> None:
+        own = [job for name, job in self.status.jobs.items() if _LANES[name] == lane]
+        try:
+            while not self._stop.is_set():
+                self.run_due(lane)
+                next_ms = min(job.next_run_ms for job in own)
+                wait_ms = min(max(next_ms - self._clock.now_ms(), 1), _LONGEST_WAIT_MS)
+                self._stop.wait(wait_ms / 1000)
+        except BaseException as error:  # noqa: BLE001
+            # A worker without one of its lanes would look as if it worked.
+            self._ended.append(error)
+            self._stop.set()
+
     # --------------------------------------------------------------------------------------------- jobs
 
     def _run_job(self, name: str, job: JobStatus) -> None:
         started_s = monotonic_s()
+        error: Exception | None = None
         try:
             self._do[name]()
-            job.failures, job.last_error = 0, None
-        except LastwordError as error:
-            self._failed(name, job, error)
-        except Exception as error:
+        except LastwordError as caught:
+            error = caught
+        except Exception as caught:
             # A bug in one job must not end the others.
             logger.exception("the %s job met an unexpected error", name)
-            self._failed(name, job, error)
+            error = caught
         now_ms = self._clock.now_ms()
-        job.last_run_ms, job.last_duration_s = now_ms, monotonic_s() - started_s
         interval_ms = self._schedule[name][1]
-        job.next_run_ms = now_ms + (max(interval_ms, pause_ms(job.failures)) if job.failures else interval_ms)
-        metrics.WORKER_LAST_RUN.labels(name).set(now_ms / 1000)
-        metrics.UNCLEANABLE_PARTITIONS.set(len(self.status.failing))
-        self._save()
+        with self._keeper.lock:
+            if self._stop.is_set() and error is None:
+                # It may have been broken off: the next worker goes on with it at once.
+                interval_ms = 0
+            wait_ms = interval_ms if error is None else self._failed(name, job, error, interval_ms)
+            if error is None:
+                job.failures, job.last_error = 0, None
+            job.last_run_ms, job.last_duration_s = now_ms, monotonic_s() - started_s
+            job.next_run_ms = now_ms + wait_ms
+            metrics.WORKER_LAST_RUN.labels(name).set(now_ms / 1000)
+            metrics.UNCLEANABLE_PARTITIONS.set(len(self.status.failing))
+            self._keeper.save()
 
-    def _failed(self, name: str, job: JobStatus, error: Exception) -> None:
-        job.failures += 1
-        job.last_error = str(error) or type(error).__name__
+    def _failed(self, name: str, job: JobStatus, error: Exception, interval_ms: int) -> int:
+        """Note a failure; how long to wait."""
+        if isinstance(error, _PartlyDoneError):
+            # Each topic that failed has a pause of its own; the others must not wait for it.
+            job.failures, wait_ms = error.failures or job.failures + 1, interval_ms
+        else:
+            job.failures += 1
+            wait_ms = max(interval_ms, pause_ms(job.failures))
+        said, job.last_error = job.last_error, str(error) or type(error).__name__
         metrics.WORKER_FAILURES.labels(name).inc()
-        logger.error(
-            "the %s job failed and is tried again in %d s: %s", name, pause_ms(job.failures) // 1000, error
+        # What fails every few seconds is said once.
+        level = (
+            logging.DEBUG if isinstance(error, _PartlyDoneError) and said == job.last_error else logging.ERROR
         )
+        logger.log(level, "the %s job failed and is tried again in %d s: %s", name, wait_ms // 1000, error)
+        return wait_ms
 
     def _seal(self) -> None:
+        turns = Turns(self._keeper, "seal")
+        now_ms = self._clock.now_ms()
+
         def seal(name: str) -> list[str]:
-            if self._stop.is_set():
-                return []
-            report = self._log.topic(name).seal_rolled()
+            waiting = self._unsealed.get(name)
+            if self._stop.is_set() or (waiting is not None and waiting.retry_ms > now_ms):
+                return [waiting.message] if waiting is not None else []
+            turns.take(name, save=False)
+            report = self._log.topic(name).seal_rolled(
+                # It is called before the first file is written, if there is any.
+                progress=lambda done, _total: self._keeper.save() if done == 0 else None,
+                stop=self._stop.is_set,
+            )
             return [f"{name} partition {partition}: {what}" for partition, what in report.problems]
 
-        visited = self._log.visit(seal)
-        problems = [each for own in visited.found.values() for each in own]
-        problems += [f"{name}: {error}" for name, error in visited.problems.items()]
+        visited = self._log.visit(seal, turns.in_order(self._log.topics(include_internal=True)))
+        problems = {name: "; ".join(own) for name, own in visited.found.items() if own}
+        problems |= {name: f"{name}: {error}" for name, error in visited.problems.items()}
+        self._note_unsealed(problems, now_ms)
         if problems:
-            raise _WorkError("; ".join(problems))
+            failures = max(each.failures for each in self._unsealed.values())
+            raise _PartlyDoneError("; ".join(problems.values()), failures)
+
+    def _note_unsealed(self, problems: Mapping[str, str], now_ms: int) -> None:
+        found: dict[str, _Unsealed] = {}
+        for name, message in problems.items():
+            before = self._unsealed.get(name)
+            if before is not None and before.retry_ms > now_ms:
+                found[name] = before
+                continue
+            count = 1 if before is None else before.failures + 1
+            # Its other partitions can be sealed, so it never waits for long.
+            found[name] = _Unsealed(count, message, now_ms + min(pause_ms(count), LONGEST_SEAL_PAUSE_MS))
+        self._unsealed = found
 
     def _compact(self) -> None:
         self._log.finish_erasures()
         now_ms = self._clock.now_ms()
-        waiting = frozenset(
-            (each.topic, each.partition) for each in self.status.failing if each.retry_ms > now_ms
+        waiting = frozenset(each.place for each in self.status.failing if each.retry_ms > now_ms)
+        report = self._log.compact(
+            exclude=waiting,
+            last=tuple(self.status.interrupted),
+            begin=self._keeper.take_in_hand,
+            stop=self._stop.is_set,
         )
-        report = self._log.compact(exclude=waiting, stop=self._stop.is_set)
         tried = {(each.topic, each.partition) for each in report.partitions}
-        counts = {(each.topic, each.partition): each.failures for each in self.status.failing}
         left = set(self._log.topics(include_internal=True)) if self.status.failing else set()
-        self.status.failing = [
-            each
-            for each in self.status.failing
-            if each.topic in left and (each.topic, each.partition) in waiting - tried
-        ]
-        for failure in report.failures:
-            count = counts.get((failure.topic, failure.partition), 0) + 1
-            self.status.failing.append(
-                FailingCompaction(
-                    topic=failure.topic,
-                    partition=failure.partition,
-                    failures=count,
-                    message=failure.message,
-                    retry_ms=now_ms + pause_ms(count),
+        with self._keeper.lock:
+            counts = {each.place: each.failures for each in self.status.failing}
+            self.status.failing = [
+                each for each in self.status.failing if each.topic in left and each.place in waiting - tried
+            ]
+            for failure in report.failures:
+                count = counts.get((failure.topic, failure.partition), 0) + 1
+                self.status.failing.append(
+                    FailingCompaction(
+                        topic=failure.topic,
+                        partition=failure.partition,
+                        failures=count,
+                        message=failure.message,
+                        retry_ms=now_ms + pause_ms(count),
+                    )
                 )
-            )
+            self._keeper.put_down(tried, all_of_it=not self._stop.is_set())
+
+    def compacted(self, done: Collection[Place]) -> None:
+        """Somebody has compacted these by hand: they, and their topics as a whole, fail no longer."""
+        topics = {topic for topic, _ in done}
+        with self._keeper.lock:
+            self.status.failing = [
+                each
+                for each in self.status.failing
+                if each.place not in done and (each.partition is not None or each.topic not in topics)
+            ]
+            metrics.UNCLEANABLE_PARTITIONS.set(len(self.status.failing))
+            self._keeper.save()
 
     def _retain(self, step: RetentionStep) -> None:
-        report = self._log.run_retention(steps=[step])
+        report = self._log.run_retention(
+            steps=[step], turns=Turns(self._keeper, step), stop=self._stop.is_set
+        )
         if report.problems:
-            raise _WorkError("; ".join(f"{topic}: {what}" for topic, what in report.problems))
-
-    def _save(self) -> None:
-        content: dict[str, Any] = asdict(self.status)
-        try:
-            disk.replace_file(self._log.path / STATUS_FILE, json.dumps(content, indent=1).encode())
-        except OSError as error:
-            logger.warning("could not write %s: %s", self._log.path / STATUS_FILE, error)
+            raise _PartlyDoneError("; ".join(f"{topic}: {what}" for topic, what in report.problems))
 
 
-class _WorkError(LastwordError):
-    """A job that was done but for some topics or partitions, which the message names."""
+def _first_status(data_folder: Path, jobs: Mapping[str, tuple[int, int]], now_ms: int) -> WorkerStatus:
+    """Where a new worker begins: where the one before it was."""
+    status = WorkerStatus(pid=os.getpid(), started_ms=now_ms)
+    earlier = load_status(data_folder)
+    for name, (delay_ms, _) in jobs.items():
+        status.jobs[name] = JobStatus(next_run_ms=now_ms + delay_ms)
+    if earlier is None:
+        return status
+    for name, job in status.jobs.items():
+        if (before := earlier.jobs.get(name)) is not None:
+            # A worker that is restarted again and again would put off what it has to wait for, each time.
+            job.next_run_ms = min(job.next_run_ms, before.next_run_ms)
+    # A partition that kept failing goes on waiting: a restart is no reason to think that it will do now. It is one where
+    # a whole topic failed: most likely Spark could not be started, and somebody has seen to that.
+    status.failing = [
+        each if each.partition is not None else replace(each, retry_ms=now_ms) for each in earlier.failing
+    ]
+    status.turns = earlier.turns
+    status.interrupted = [
+        *(each for each in earlier.interrupted if each not in earlier.in_hand),
+        *earlier.in_hand,
+    ]
+    return status
+
+
+class _PartlyDoneError(LastwordError):
+    """A job that was done but for some topics, which the message names. `failures`: how often one of them has failed."""
+
+    def __init__(self, message: str, failures: int | None = None) -> None:
+        super().__init__(message)
+        self.failures = failures

@@ -41,7 +41,7 @@ from lastword.compaction.engine import InlineEngine, Result
 from lastword.compaction.engine import Job as EngineJob
 from lastword.compaction.job import CompactionReport, Compactor
 from lastword.record import HEADERS_TYPE
-from lastword.worker import load_status
+from lastword.worker_state import load_status
 
 STEPS = [step for step in named_steps() if step.startswith(("compact.", "erase."))]
 BESIDE = ["segment.file.closed", "commit.before", "commit.done", "expire.done", "collect.file.removed"]

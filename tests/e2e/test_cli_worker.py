@@ -6,14 +6,16 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.support.cli import Cli, wait_until
 
 import lastword
-from lastword.worker import load_status
+from lastword.worker_state import load_status
 
 SETTINGS = """\
 compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory
@@ -30,7 +32,9 @@ def cli(tmp_path: Path) -> Cli:
     made = Cli(tmp_path / "data")
     made.data.mkdir()
     (made.data / "lastword.yaml").write_text(SETTINGS)
-    made("topic", "create", "users", "--cleanup-policy", "compact")
+    # What was sealed in two parts is compacted to the end, too.
+    ratio = ("--config", "min.cleanable.dirty.ratio=0")
+    made("topic", "create", "users", "--cleanup-policy", "compact", *ratio)
     made("produce", "users", stdin="".join(f"k{index % 10}:{index}\n" for index in range(100)).encode())
     return made
 
@@ -72,6 +76,31 @@ def test_it_works_beside_a_writer_until_a_signal_ends_it_with_0(cli: Cli, number
     assert b"info: compacted users partition 0 (min.cleanable.dirty.ratio, one stage)" in err
     assert b"Traceback" not in err
     assert cli.json("topic", "describe", "users")["worker"] is None
+
+
+def test_a_signal_ends_it_also_while_spark_is_being_started(cli: Cli) -> None:
+    cli("topic", "seal", "users")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        master = f"spark://127.0.0.1:{silent.getsockname()[1]}"
+        (cli.data / "lastword.yaml").write_text(f"spark.master: {master}\nworker.initial.delay.ms: 1\n")
+        worker = cli.spawn("worker")
+        # The first is to look whether anybody is there, the others are Spark's.
+        silent.settimeout(120)
+        connections = [silent.accept() for _ in range(2)]
+        children = psutil.Process(worker.pid).children(recursive=True)
+        assert any("java" in each.name() for each in children)
+        worker.terminate()
+        out, err = worker.communicate(timeout=30)
+        assert (worker.returncode, b"Traceback" in err) == (0, False), (out, err)
+        psutil.wait_procs(children, timeout=60)
+        assert [
+            each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE
+        ] == []
+        for connection, _ in connections:
+            connection.close()
+    assert cli.json("topic", "describe", "users")["partitions"][0]["first_dirty"] == 0
 
 
 def test_a_second_one_is_told_who_the_first_one_is(cli: Cli) -> None:

@@ -287,3 +287,50 @@ def test_one_that_could_not_start_leaves_no_word_of_it(tmp_path: Path) -> None:
     with lastword.open(cli.data):
         assert cli.real("serve", "--kafka", "127.0.0.1:0", "--admin", "127.0.0.1:0").code == 3
     assert list((cli.data / "run").iterdir()) == []
+
+
+HANGING = """
+import pathlib, threading
+from lastword.compaction.inline import InlineCompactionServiceFactory
+
+class Engine:
+    name = "hanging"
+    parallel = 1
+    def run(self, jobs):
+        pathlib.Path({begun!r}).touch()
+        threading.Event().wait()
+    def close(self):
+        pass
+
+class Factory(InlineCompactionServiceFactory):
+    def make_engine(self, context):
+        return Engine()
+"""
+
+
+def test_it_stops_in_time_also_in_the_middle_of_a_compaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tmp_path / "begun"
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "hanging.py").write_text(HANGING.format(begun=str(begun)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    cli = Cli(tmp_path / "data")
+    cli("topic", "create", "users", "--cleanup-policy", "compact")
+    cli("produce", "users", stdin=b"k:1\nk:2\n")
+    cli("topic", "seal", "users")
+    settings = (
+        "compaction.service.factory: hanging:Factory\nworker.initial.delay.ms: 1\nseal.interval.ms: 100\n"
+    )
+    with serving(cli.data, settings=f"{settings}tiering.lag.ms: 1\n") as server:
+        wait_until(begun.exists)
+        # It holds up nothing but other compactions.
+        cli("produce", "users", stdin=b"k:3\n")
+        wait_until(lambda: cli.json("topic", "describe", "users")["partitions"][0]["sealed_end"] == 3)
+        assert cli.json("topic", "seal", "users")["problems"] == []
+        assert server.stop() == 0
+        # The supervisor would have killed it after 30 s.
+        assert "a job did not end within 10 s and is broken off" in server.log
+        assert "is killed" not in server.log
+    assert cli.values("users") == ["1", "2", "3"]

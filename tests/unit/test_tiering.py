@@ -219,7 +219,8 @@ class TestSeal:
 
         topic.seal(progress=lambda done, total: told.append((done, total)))
 
-        assert len(told) == 3
+        assert len(told) == 4
+        assert told[0][0] == 0
         assert [done for done, _ in told] == sorted(done for done, _ in told)
         assert told[-1][0] == told[-1][1]
 

@@ -12,7 +12,7 @@ from lastword.admin.desk import Desk
 from lastword.errors import UnavailableError
 from lastword.locks import Role, holder
 from lastword.operations.working import worker_status
-from lastword.worker import load_status
+from lastword.worker_state import load_status
 
 LOOP_S = 2.0
 MOST_NAMED = 10

@@ -31,7 +31,7 @@ from lastword.segments.sketch import Sketches
 from lastword.segments.table import Segment, Snapshot
 from lastword.topic import Topic
 from lastword.wal.deleter import LocalFile
-from lastword.worker import load_status
+from lastword.worker_state import load_status
 
 Data = dict[str, Any]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
     from lastword.log import Log
     from lastword.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SETTINGS_FILE = "lastword.yaml"
@@ -328,17 +332,35 @@ class _DirectAppender:
 
 
 def run_until_signal(run: Callable[[], T], worker: Worker) -> T:
-    """Run in a thread, so that Ctrl-C and SIGTERM find the main thread free: they ask the worker to end."""
+    """Run in a thread, so that Ctrl-C and SIGTERM find the main thread free: they ask the worker to end.
+
+    Where a job does not, because it waits for Spark, the process ends without it, with exit code 0.
+    """
+    from lastword.serve.ending import STOP_S, in_thread
+
+    asked = threading.Event()
 
     def stop(_signal: int, _frame: object) -> None:
         worker.stop()
+        asked.set()
 
     if threading.current_thread() is not threading.main_thread():
         return run()
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with ThreadPoolExecutor(1, thread_name_prefix="lastword-worker") as pool:
-            return pool.submit(run).result()
+        running = in_thread(run, "lastword-worker")
+        running.add_done_callback(lambda _: asked.set())
+        asked.wait()
+        return running.result(STOP_S)
+    except TimeoutError:
+        if running.done():
+            raise
+        logger.warning(
+            "A job did not end within %d s and was broken off; nothing of it was committed.", STOP_S
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

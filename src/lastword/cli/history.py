@@ -48,7 +48,8 @@ def _what(snapshot: dict[str, Any]) -> str:
     details = snapshot["details"].items()
     if snapshot["operation"] == "delete-records":
         return ", ".join(f"log start of partition {partition}: {offset}" for partition, offset in details)
-    return ", ".join(f"{name}: {_amount(name, text)}" for name, text in details)
+    # Which run it belongs to is for `lastword verify`.
+    return ", ".join(f"{name}: {_amount(name, text)}" for name, text in details if name != "job")
 
 
 def _amount(name: str, text: str) -> str:

@@ -4,7 +4,7 @@ By its steps, for partitions of any number of topics:
 1. look at each table and plan (plan.py): which partitions, which segments, by which rules;
 2. take a lease a topic, whose id is in the names of the files to be written;
 3. hand the units to the engine, some at a time, the most urgent first;
-4. commit what is done, one snapshot a topic: files out, files in, positions. A partition one of whose segments
+4. commit what is done, a snapshot for each topic of them: files out, files in, positions. A partition one of whose segments
    is no longer there, whether that was noticed here or by reading it, is planned again from a fresh look at the
    log; the others are committed. What fails is reported and leaves no trace.
 
@@ -50,6 +50,8 @@ from lastword.steps import reached
 logger = logging.getLogger(__name__)
 
 PLAN_AGAIN_TIMES = 5
+WAVE_BYTES = 256 << 20
+"""So much goes to each task of an engine before what is done is committed."""
 
 Progress = Callable[[int, int, int, int], None]
 """Called with records done, records in all, bytes done and bytes in all."""
@@ -224,6 +226,10 @@ def unit_of(
     )
 
 
+JOB_DETAIL = "job"
+"""What all commits of one run over a topic have in common."""
+
+
 class _EngineDownError(UnavailableError):
     """The engine can't be started. It is no partition's fault."""
 
@@ -246,10 +252,16 @@ class Compactor:
         asked_for: bool = False,
         force: bool = False,
         exclude: Collection[tuple[str, int | None]] = (),
+        last: Sequence[tuple[str, int | None]] = (),
+        begin: Callable[[Sequence[tuple[str, int | None]]], None] | None = None,
         progress: Progress | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CompactionReport:
-        """Compact what is due. `stop` is asked between commits; what is not begun by then is left for later."""
+        """Compact what is due, the most urgent first, but what is in `last` after all others.
+
+        `begin` is told what is compacted next. `stop` is asked between commits; what is not begun by then is left
+        for later.
+        """
         started_s = monotonic_s()
         reports: dict[tuple[str, int], PartitionReport] = {}
         leases: list[HeldLease] = []
@@ -273,9 +285,11 @@ class Compactor:
             planned.sort(key=lambda each: planning.urgency(each.plan))
             watch = _Watch(planned, progress)
             # Nothing to do must not start an engine.
-            for wave in self._waves(planned) if planned else ():
+            for wave in self._waves(planned, last) if planned else ():
                 if stop():
                     break
+                if begin is not None:
+                    begin([(each.plan.topic, each.plan.partition) for each in wave])
                 for report in self._run_wave(wave, watch):
                     reports[report.topic, report.partition] = report
             watch.finish()
@@ -303,10 +317,31 @@ class Compactor:
             self._engine_error = _EngineDownError(str(error))
             raise self._engine_error from error
 
-    def _waves(self, planned: Sequence[_Planned]) -> list[Sequence[_Planned]]:
-        """What goes to the engine at a time: enough to keep it busy, few enough to commit often."""
-        size = max(1, self._parallel * 4)
-        return [planned[start : start + size] for start in range(0, len(planned), size)]
+    def _waves(
+        self, planned: Sequence[_Planned], last: Sequence[tuple[str, int | None]]
+    ) -> Iterator[list[_Planned]]:
+        """What goes to the engine at a time: enough to keep it busy, few enough to commit often.
+
+        An engine that does one thing at a time commits each partition as it is done. What comes last comes alone: it
+        may be what a process did not survive.
+        """
+        parallel = self._parallel
+        most = parallel * 4 if parallel > 1 else 1
+        wave: list[_Planned] = []
+        by_place = {(each.plan.topic, each.plan.partition): each for each in planned}
+        for each in planned:
+            if (each.plan.topic, each.plan.partition) in last:
+                continue
+            size_bytes = sum(other.plan.size_bytes for other in wave) + each.plan.size_bytes
+            if wave and (len(wave) >= most or size_bytes > WAVE_BYTES * parallel):
+                yield wave
+                wave = []
+            wave.append(each)
+        if wave:
+            yield wave
+        for topic, partition in last:
+            if partition is not None and (topic, partition) in by_place:
+                yield [by_place[topic, partition]]
 
     def _plan(
         self,
@@ -483,6 +518,7 @@ class Compactor:
             reports = [_report(each) for each in fitting]
             details = {
                 "partitions": str(len(fitting)),
+                JOB_DETAIL: done[0].planned.lease.id,
                 "segments": f"{len(removed)} -> {len(added)}",
                 "records": f"{sum(r.records_before for r in reports)} -> {sum(r.records_after for r in reports)}",
                 "bytes": f"{sum(r.bytes_before for r in reports)} -> {sum(r.bytes_after for r in reports)}",

@@ -52,6 +52,10 @@ class CompactionRequest:
     """Go through everything that may be compacted, also where nothing is dirty."""
     exclude: frozenset[tuple[str, int | None]] = frozenset()
     """Topics and partitions that are left out. Where the partition is None the log leaves the topic out by itself."""
+    last: tuple[tuple[str, int | None], ...] = ()
+    """Topics and partitions that are compacted after all others, each by itself, in this order."""
+    begin: Callable[[Sequence[tuple[str, int | None]]], None] | None = None
+    """Called with what is compacted next."""
     progress: Progress | None = None
     stop: Callable[[], bool] = lambda: False
 
@@ -226,6 +230,8 @@ class EngineFactory:
             asked_for=request.asked_for,
             force=request.force,
             exclude=request.exclude,
+            last=request.last,
+            begin=request.begin,
             progress=request.progress,
             stop=request.stop,
         )

@@ -9,7 +9,7 @@ from lastword.errors import CorruptError, UnavailableError
 from lastword.lifecycle import wal_folder
 from lastword.locks import Role, holder
 from lastword.readers import CommittedPositions
-from lastword.worker import load_status
+from lastword.worker_state import load_status
 
 if TYPE_CHECKING:
     from lastword.log import Log

@@ -6,12 +6,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lastword.locks import Role, holder
-from lastword.worker import load_status
+from lastword.worker_state import load_status
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lastword.worker import Worker, WorkerStatus
+    from lastword.worker import Worker
+    from lastword.worker_state import WorkerStatus
 
 
 def worker_status(data_folder: Path) -> dict[str, Any]:

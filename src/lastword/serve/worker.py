@@ -1,8 +1,8 @@
-"""The worker's process: the background loop, and what the admin API asks for, on one log.
+"""The worker's process: the background work, and what the admin API asks for, on one log.
 
-The loop runs in a thread, so that signals find the main thread free. What is asked for runs in a thread of its own
-and waits for the loop's job where both need the maintenance role. On SIGTERM, or when the supervisor is gone, all of
-it ends between two commits.
+The work runs in threads, so that signals find the main thread free. What is asked for runs in a thread of its own and
+waits for a job of the worker where both need the same lane (lanes.py). On SIGTERM, or when the supervisor is gone, all
+of it ends between two commits, in bounded time (ending.py).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from lastword.log import open as open_log
 from lastword.operations import backups, cleaning, compaction, explaining, topics, working
 from lastword.operations.maintaining import wait_for_maintenance
 from lastword.serve.child import Leash, ServeOptions, run
+from lastword.serve.ending import STOP_S, in_thread
 from lastword.serve.priority import give_way
 from lastword.worker import Worker
 
@@ -38,35 +39,43 @@ def serve(options: ServeOptions, leash: Leash) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     leash.watch(stop.set)
-    with open_log(options.data, config=options.config, maintain_only=True, create=False) as log:
+    log = open_log(options.data, config=options.config, maintain_only=True, create=False)
+    try:
         give_way(log.config.worker_nice)
         # Before it is said that this is the worker: another one may be there.
         RoleLock.acquire(log.path, Role.WORKER, SystemClock(), brief=True).release()
         worker = log.worker()
         jobs = JobServer(Path(options.channel), _Requests(log, worker).handle)
-        ended: list[BaseException | None] = []
-
-        def loop() -> None:
-            try:
-                worker.run()
-                ended.append(None)
-            except BaseException as error:  # noqa: BLE001
-                ended.append(error)
-            stop.set()
-
-        thread = threading.Thread(target=loop, name="lastword-worker", daemon=True)
         jobs.start()
-        thread.start()
-        leash.ready()
-        stop.wait()
-        logger.info("stopping")
-        worker.stop()
-        jobs.close()
-        thread.join()
-    if ended and isinstance(ended[0], LastwordError):
-        raise ended[0]
-    if ended and ended[0] is not None:
-        logger.error("the worker's loop met an unexpected error", exc_info=ended[0])
+    except BaseException:
+        log.close()
+        raise
+    running = in_thread(worker.run, "lastword-worker")
+    running.add_done_callback(lambda _: stop.set())
+    leash.ready()
+    stop.wait()
+    logger.info("stopping")
+    worker.stop()
+    jobs.close()
+
+    def end() -> None:
+        # What ended it is raised below.
+        running.exception()
+        log.close()
+
+    ending = in_thread(end, "lastword-ending")
+    try:
+        ending.result(STOP_S)
+    except TimeoutError:
+        if ending.done():
+            raise
+        logger.warning("a job did not end within %d s and is broken off; nothing of it was committed", STOP_S)
+        return
+    error = running.exception()
+    if isinstance(error, LastwordError):
+        raise error
+    if error is not None:
+        logger.error("the worker met an unexpected error", exc_info=error)
         raise SystemExit(1)
 
 
@@ -131,18 +140,22 @@ class _Requests:
             case {"do": "seal", "topic": topic}:
                 return topics.seal(self._log, topic, progress=progress)
             case {"do": "compact_topic", "topic": topic}:
-                return compaction.compact_topic(
-                    self._log,
-                    topic,
-                    partitions=request["partitions"],
-                    force=request["force"],
-                    seal=request["seal"],
-                    progress=progress,
-                    stop=gone,
+                return self._compacted(
+                    compaction.compact_topic(
+                        self._log,
+                        topic,
+                        partitions=request["partitions"],
+                        force=request["force"],
+                        seal=request["seal"],
+                        progress=progress,
+                        stop=gone,
+                    )
                 )
             case {"do": "compact_all"}:
-                return compaction.compact_all(
-                    self._log, all_dirty=request["all_dirty"], progress=progress, stop=gone
+                return self._compacted(
+                    compaction.compact_all(
+                        self._log, all_dirty=request["all_dirty"], progress=progress, stop=gone
+                    )
                 )
             case {"do": "erase", "topic": topic, "keys_base64": keys}:
                 decoded = [base64.b64decode(each) for each in keys]
@@ -150,6 +163,11 @@ class _Requests:
             case {"do": "retention"}:
                 return cleaning.run_retention(self._log, dry_run=False, topics=request["topics"])
         raise InvalidError(f"the worker can't do {request.get('do')!r}")
+
+    def _compacted(self, report: topics.Data) -> topics.Data:
+        done = [each for each in report["partitions"] if each["problem"] is None]
+        self._worker.compacted([(each["topic"], each["partition"]) for each in done])
+        return report
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import lastword
 from lastword import compacted
 from lastword.compaction.service import CompactionRequest, TopicCompactionService
 from lastword.errors import LastwordError
+from lastword.lanes import Lane
 from lastword.log import Log
 from lastword.record import NO_TIMESTAMP_MS, Header, NewRecord, Record, TimestampType
 from lastword.testing.clock import ManualClock
@@ -199,7 +200,7 @@ class CompactionServiceContract:
         written = self.write_rounds(topic, rounds=2, keys=3)
         topic.seal()
 
-        with self.log.maintenance():
+        with self.log.maintenance(Lane.CLEAN):
             self.service(topic).compact()
 
         self.check(topic, written)

@@ -305,10 +305,10 @@ def test_a_stop_request_ends_a_run_between_commits(tmp_path: Path) -> None:
             return len(asked) > 1
 
         report = twin.log.compact(["t"], stop=stop)
-        # The inline engine takes four at a time.
-        assert len(report.partitions) == 4
-        assert len(twin.due()) == 2
-        assert len(twin.log.compact(["t"]).partitions) == 2
+        # The inline engine takes one at a time.
+        assert len(report.partitions) == 1
+        assert len(twin.due()) == 5
+        assert len(twin.log.compact(["t"]).partitions) == 5
         assert twin.log.compact(["t"], stop=lambda: True).partitions == ()
 
 
@@ -681,6 +681,9 @@ def test_progress_counts_nothing_twice(tmp_path: Path) -> None:
         seen: list[tuple[int, int, int, int]] = []
 
         class TooLargeOnce(Meanwhile):
+            # So that both partitions go to it together.
+            parallel = 2
+
             def run(self, jobs: Sequence[Job]) -> list[Result]:
                 results = super().run(jobs)
                 return [
