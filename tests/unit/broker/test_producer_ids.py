@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lastword.broker.producers import BLOCK, FILE_NAME, ProducerIds
+from lastword.backup.belongings import PRODUCER_IDS
+from lastword.broker.producers import BLOCK, ProducerIds
 from lastword.errors import StorageError
 
 
@@ -19,6 +20,6 @@ def test_ids_are_never_given_again(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_file_is_not_passed_over(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_text("nonsense")
+    (tmp_path / PRODUCER_IDS).write_text("nonsense")
     with pytest.raises(StorageError, match="Can't reserve producer ids"):
         ProducerIds(tmp_path).next()
