@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +92,82 @@ def test_a_file_is_rotated_and_cut(tmp_path: Path, log: Log) -> None:
     with running(log, {"lines": file_source(path)}) as sources:
         sources.wait(lambda: sources.status()["records"] == 6)
     assert values(log, "lines") == ["1", "2", "3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["in.jsonl.3", "in.jsonl.2", "in.jsonl.1"],
+        ["in.jsonl-20260129", "in.jsonl-20260130", "in.jsonl-20260131"],
+    ],
+)
+def test_a_file_that_is_rotated_several_times_while_nobody_reads_loses_nothing(
+    tmp_path: Path, log: Log, names: list[str]
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(line(1))
+    with running(log, {"lines": file_source(path)}) as sources:
+        sources.wait(lambda: sources.status()["records"] == 1)
+    with path.open("ab") as file:
+        file.write(line(2))
+    path.rename(tmp_path / names[0])
+    (tmp_path / names[1]).write_bytes(line(3))
+    (tmp_path / names[2]).write_bytes(line(4) + line(5).rstrip())
+    path.write_bytes(line(6))
+    # Older ones were read long ago; others only look like them.
+    for other in ("in.jsonl.10", "in.jsonl-20251231"):
+        (tmp_path / other).write_bytes(line(0))
+        os.utime(tmp_path / other, ns=(0, (tmp_path / names[0]).stat().st_mtime_ns - 1))
+    for other in ("in.jsonl.bak", "in.jsonl.1.orig"):
+        (tmp_path / other).write_bytes(line(0))
+    with running(log, {"lines": file_source(path)}) as sources:
+        sources.wait(lambda: sources.status()["records"] == 6)
+        assert sources.status()["details"]["last_change"] == "rotated"
+    assert values(log, "lines") == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_a_rotated_file_that_is_gone_is_told(tmp_path: Path, log: Log) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(line(1))
+    with running(log, {"lines": file_source(path)}) as sources:
+        sources.wait(lambda: sources.status()["records"] == 1)
+    with path.open("ab") as file:
+        file.write(line(2))
+    # The inode stays, as one does that is used again.
+    content = path.read_bytes()
+    path.write_bytes(line(3) + line(4))
+    with running(log, {"lines": file_source(path)}) as sources:
+        assert "connect reset lines" in sources.wait_for_error(
+            "is gone: it was removed, replaced or compressed"
+        )
+        assert sources.status()["state"] == "failing"
+    path.rename(tmp_path / "new")
+    path.write_bytes(content)
+    with running(log, {"lines": file_source(path)}) as sources:
+        # It is another inode, although the same content was put back.
+        sources.wait_for_error("is gone")
+    with running(log, {"lines": file_source(path, on_lost="skip")}) as sources:
+        sources.wait(lambda: sources.status()["details"].get("last_change") == "lost")
+        sources.wait(lambda: sources.status()["records"] == 3)
+    assert values(log, "lines") == ["1", "1", "2"]
+
+
+def test_a_rotated_file_that_was_compressed_is_told(tmp_path: Path, log: Log) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(line(1))
+    with running(log, {"lines": file_source(path)}) as sources:
+        sources.wait(lambda: sources.status()["records"] == 1)
+    path.rename(tmp_path / "in.jsonl.2")
+    compressed = tmp_path / "in.jsonl.1.gz"
+    compressed.write_bytes(gzip.compress(line(2)))
+    path.write_bytes(line(3))
+    with running(log, {"lines": file_source(path)}) as sources:
+        sources.wait_for_error(f"{compressed} was compressed before it was read")
+        # As the error says.
+        (tmp_path / "in.jsonl.1").write_bytes(gzip.decompress(compressed.read_bytes()))
+        compressed.unlink()
+        sources.wait(lambda: sources.status()["records"] == 3)
+    assert values(log, "lines") == ["1", "2", "3"]
 
 
 def test_a_line_that_is_wrong_stops_a_file_or_is_left_out(tmp_path: Path, log: Log) -> None:

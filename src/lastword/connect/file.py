@@ -1,8 +1,10 @@
 """`file`: lines of a file that grows, as records: JSON objects as `produce --jsonl` takes them, or whole lines as values.
 
-The position is the file's inode and the byte after the last line that was read. A line without its end waits until it
-has one. When the file was replaced (rotated), what is left of the old one is read first if it can still be found beside
-the new one; when it was cut, reading begins again at its start. Both are told in the status.
+The position is the file's inode, the byte after the last line that was read, and a checksum of its beginning. A line
+without its end waits until it has one. When the file was rotated, what is left of the old one is read first, then each
+that was rotated after it (rotation.py), and then the new one. If one of them is gone, the source stops, unless
+`on_lost: skip` says to go on without it. When the file was cut, reading begins again at its start. All of it is told in the
+status.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
+from lastword.connect import rotation
 from lastword.connect.options import Options
 from lastword.connect.protocol import Chunk, Context, Position, SourceRecord
 from lastword.errors import InvalidConfigError, InvalidError, InvalidRecordError, UnavailableError
@@ -37,6 +40,7 @@ class FileConnector:
         self._format = options.choice("format", "records", ("records", "json", "lines"))
         self._key = options.text("key")
         self._on_error = options.choice("on_error", "stop", ("stop", "skip"))
+        self._on_lost = options.choice("on_lost", "stop", ("stop", "skip"))
         options.finish()
         if self._key is not None and self._format != "json":
             raise options.invalid("key", "goes with `format: json` only: it names the field that is the key")
@@ -70,9 +74,9 @@ class FileConnector:
                     )
                 for records, size_bytes in self._chunks(lines, at):
                     at += size_bytes
-                    yield Chunk(records, {"inode": inode, "offset": at})
+                    yield Chunk(records, self._position(at))
                 continue
-            yield Chunk((), {"inode": inode, "offset": at})
+            yield Chunk((), self._position(at))
             self._context.report({"file": str(self._path), "offset": at, "skipped_lines": self._skipped})
             change = self._change(inode, at)
             if change == "rotated" and (late := self._file.read(READ_BYTES)):
@@ -80,13 +84,16 @@ class FileConnector:
                 self._file.seek(-len(late), os.SEEK_CUR)
                 continue
             if change is not None:
-                logger.warning("source %s: %s was %s", self._context.source, self._path, change)
-                self._context.report({"last_change": change})
+                self._tell(change)
                 if rest and change == "rotated":
                     # Nobody will end this line any more.
                     at += len(rest)
-                    yield Chunk(self._records([rest], at - len(rest)), {"inode": inode, "offset": at})
-                at, rest = self._open(None), b""
+                    yield Chunk(self._records([rest], at - len(rest)), self._position(at))
+                if change == "rotated":
+                    self._open_following(inode)
+                else:
+                    self._file.seek(0)
+                at, rest = 0, b""
             elif self._context.wait(LOOK_S):
                 return
 
@@ -98,25 +105,75 @@ class FileConnector:
             self._file = None
 
     def _open(self, position: Position | None) -> int:
-        """Open the file that the position speaks of, at its offset, else the one of now at its start."""
+        """Open the file that the position speaks of, and seek its offset; at first, the file that is there now."""
         self.close()
-        at, path = 0, self._path
-        try:
-            if position is not None:
-                path = _find(self._path, position["inode"]) or self._path
-            self._file = path.open("rb")
-        except OSError as error:
-            raise UnavailableError(f"{path}: {error.strerror or error}") from error
+        path = self._path if position is None else rotation.find(self._path, position["inode"])
+        if path is not None:
+            self._file = _opened(path)
+            if position is None:
+                return 0
+            at = self._offset(position)
+            if at is not None:
+                self._file.seek(at)
+                return at
+        self.close()
+        self._file = _opened(self._path)
+        assert position is not None
+        self._lose(
+            f"{self._path}: the file that was read up to byte {position['offset']} (inode {position['inode']}) is gone: it "
+            f"was removed, replaced or compressed while nobody read it, and lines in it may not have been read. Put it "
+            f"back beside the new one"
+        )
+        return 0
+
+    def _offset(self, position: Position) -> int | None:
+        """Where to go on in the open file; None if it is not the one of the position."""
+        assert self._file is not None
+        at: int = position["offset"]
         found = os.fstat(self._file.fileno())
-        if position is not None:
-            if found.st_ino != position["inode"]:
-                logger.warning("source %s: %s was replaced while nobody read it", self._context.source, path)
-            elif found.st_size < position["offset"]:
-                logger.warning("source %s: %s was cut while nobody read it", self._context.source, path)
-            else:
-                at = position["offset"]
-        self._file.seek(at)
-        return at
+        if found.st_ino != position["inode"]:
+            return None
+        if found.st_size < at:
+            self._tell("cut")
+            return 0
+        # Positions of earlier versions have no checksum.
+        known = position.get("head")
+        return at if known is None or known == rotation.head_of(self._file, at) else None
+
+    def _open_following(self, inode: int) -> None:
+        """Open the file after the one of an inode, which was read to its end."""
+        while True:
+            found = rotation.following(self._path, inode)
+            if found is None:
+                raise UnavailableError(f"{self._path}: the new file is not there yet")
+            if found.is_compressed:
+                self._lose(f"{found.path} was compressed before it was read. Decompress it")
+                inode = found.inode
+                continue
+            opened = _opened(found.path)
+            if os.fstat(opened.fileno()).st_ino == found.inode:
+                self.close()
+                self._file = opened
+                return
+            # It was rotated between the look and now.
+            opened.close()
+
+    def _lose(self, what: str) -> None:
+        if self._on_lost == "stop":
+            raise InvalidError(
+                f"{what}; or let the source go on with the next file (`on_lost: skip`), or begin again "
+                f"(`lastword connect reset {self._context.source}`)."
+            )
+        self._tell("lost")
+
+    def _tell(self, change: str) -> None:
+        logger.warning("source %s: %s was %s", self._context.source, self._path, change)
+        self._context.report({"last_change": change})
+
+    def _position(self, at: int) -> dict[str, Any]:
+        assert self._file is not None
+        inode = os.fstat(self._file.fileno()).st_ino
+        return {"inode": inode, "offset": at, "head": rotation.head_of(self._file, at)}
 
     def _change(self, inode: int, at: int) -> str | None:
         """What has happened to the path since it was opened."""
@@ -175,10 +232,8 @@ class FileConnector:
         return SourceRecord(self._topic, key, line.strip())
 
 
-def _find(path: Path, inode: int) -> Path | None:
-    """The file of an inode among those whose names begin as the path does: where rotation puts it."""
+def _opened(path: Path) -> BinaryIO:
     try:
-        beside = [path, *path.parent.glob(f"{path.name}*")]
-        return next((each for each in beside if each.exists() and each.stat().st_ino == inode), None)
-    except OSError:
-        return None
+        return path.open("rb")
+    except OSError as error:
+        raise UnavailableError(f"{path}: {error.strerror or error}") from error

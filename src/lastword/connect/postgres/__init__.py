@@ -1,6 +1,7 @@
 """`postgres-cdc`: the rows of PostgreSQL tables and every change of them, by logical replication (`pgoutput`).
 
 database.py    connections, tables and their keys, publication and slot
+rights.py      what a role lacks
 values.py      the text of a value, of every type, as JSON
 rows.py        rows and changes as records
 pgoutput.py    the messages of the protocol

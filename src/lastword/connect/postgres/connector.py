@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from lastword.clock import monotonic_s
@@ -28,6 +29,7 @@ from lastword.connect.postgres.database import Database, Slot, Table, is_dsn, is
 from lastword.connect.postgres.partitions import PartitionWatch, difference, marks_of
 from lastword.connect.postgres.pgoutput import Relation, Truncate, Value
 from lastword.connect.postgres.position import Epoch, PgPosition, TableProgress, lsn_text, parse_lsn
+from lastword.connect.postgres.rights import Need, missing_rights
 from lastword.connect.postgres.rows import Envelope, Shape
 from lastword.connect.postgres.snapshot import SnapshotReader, row_of
 from lastword.connect.postgres.stream import ReplicationStream
@@ -93,19 +95,29 @@ class PostgresConnector:
     # ---------------------------------------------------------------------------------------------- protocol
 
     def check(self) -> list[str]:
-        self._database.check_server()
+        """All that is in the way, not only the first of it."""
+        database = self._database
+        database.check_server()
         problems: list[str] = []
-        for table in self._look_up_tables():
-            self._context.needs_topic(self._topic(table), None)
-            if not self._create and self._database.published(table, self._publication) is None:
-                problems.append(
-                    f"{table.quoted} is not in a publication {self._publication!r}; `create: true` puts it there"
-                )
-        slot = self._database.slot(self._slot)
-        if slot is None and not self._create:
-            problems.append(f"there is no slot {self._slot!r}; `create: true` creates it")
-        if slot is not None and slot.wal_status == "lost":
-            problems.append(self._lost())
+        tables: list[Table] = []
+        for name in self._table_names:
+            with _noted(problems):
+                tables.append(database.table(name, key=self._key))
+        with _noted(problems):
+            self._check_topics(tables)
+        for table in tables:
+            with _noted(problems):
+                self._context.needs_topic(self._topic(table), None)
+            with _noted(problems):
+                marks_of(database.rows, table)
+        problems += missing_rights(database, self._need(tables))
+        with _noted(problems):
+            database.check_publication(self._publication, truncates=self._truncates)
+        for table in tables:
+            with _noted(problems):
+                self._check_published(table)
+        with _noted(problems):
+            self._check_slot(database.slot(self._slot))
         return problems
 
     def read(self, position: Position | None) -> Iterator[Chunk]:
@@ -149,13 +161,50 @@ class PostgresConnector:
 
     # ------------------------------------------------------------------------------------------- preparation
 
-    def _look_up_tables(self) -> list[Table]:
-        return [self._database.table(name, key=self._key) for name in self._table_names]
+    def _need(self, tables: Sequence[Table]) -> Need:
+        return Need(tables=tables, publication=self._publication, slot=self._slot, creates=self._create)
+
+    def _check_published(self, table: Table) -> None:
+        """InvalidError if a table is not in the publication, and can't be put there."""
+        if self._database.published(table, self._publication) is not None:
+            return
+        self._database.check_partitions(table, self._publication)
+        if not self._create:
+            raise InvalidError(
+                f"{table.quoted} is not in the publication {self._publication!r}; `create: true` in the source's config "
+                f"puts it there, or ALTER PUBLICATION … ADD TABLE."
+            )
+
+    def _check_topics(self, tables: Sequence[Table]) -> None:
+        topics = [self._topic(table) for table in tables]
+        for topic in topics:
+            if topics.count(topic) > 1:
+                raise InvalidError(
+                    f"Two tables would have the topic {topic!r}; use {{schema}} in its name, too."
+                )
+
+    def _check_slot(self, slot: Slot | None) -> None:
+        """InvalidError if there is no slot and it may not be created, or if it is none that can be used."""
+        if slot is None:
+            if not self._create:
+                raise InvalidError(
+                    f"There is no slot {self._slot!r}; `create: true` in the source's config makes it."
+                )
+            return
+        if slot.plugin != "pgoutput" or not slot.is_of_this_database:
+            raise InvalidError(
+                f"The slot {self._slot!r} is of the plugin {slot.plugin!r}"
+                f"{'' if slot.is_of_this_database else ' and of another database'}; "
+                f"one of 'pgoutput' and of this database is needed. Name another slot."
+            )
+        if slot.wal_status == "lost":
+            raise InvalidError(self._lost())
 
     def _prepare_tables(self, followed: Mapping[str, TableProgress]) -> list[Table]:
         """The tables with what is published of them; their topics are there. `followed` are those of the position."""
         database, name = self._database, self._publication
-        tables = self._look_up_tables()
+        tables = [database.table(name, key=self._key) for name in self._table_names]
+        self._check_topics(tables)
         for table in tables:
             known = followed.get(table.quoted)
             if known is not None and known.oid not in (0, table.oid):
@@ -169,6 +218,9 @@ class PostgresConnector:
                 raise InvalidError(
                     f"There is no publication {name!r}; `create: true` in the source's config makes it."
                 )
+        if missing := missing_rights(database, self._need(tables)):
+            raise InvalidError("; ".join(missing))
+        if not database.publication_exists(name):
             database.create_publication(name, tables)
             logger.info("source %s: created the publication %s", self._context.source, name)
         database.check_publication(name, truncates=self._truncates)
@@ -180,22 +232,16 @@ class PostgresConnector:
             if found is None and table.quoted in followed:
                 raise self._unpublished(table.quoted)
             if found is None:
-                if not self._create:
-                    raise InvalidError(
-                        f"{table.quoted} is not in the publication {name!r}; `create: true` in the source's config "
-                        f"adds it, or ALTER PUBLICATION … ADD TABLE."
-                    )
+                self._check_published(table)
                 database.add_to_publication(name, table)
                 found = database.published(table, name)
-            assert found is not None
+            if found is None:
+                raise InvalidError(
+                    f"{table.quoted} is a partition of a table that is in the publication {name!r} as a whole, so its "
+                    f"changes are sent as that table's. Name that table, or another publication."
+                )
             published.append(found)
             self._context.needs_topic(self._topic(table), None)
-        topics = [self._topic(table) for table in tables]
-        for topic in topics:
-            if topics.count(topic) > 1:
-                raise InvalidError(
-                    f"Two tables would have the topic {topic!r}; use {{schema}} in its name, too."
-                )
         return published
 
     def _prepare_slot(self, position: Position | None) -> PgPosition | None:
@@ -207,24 +253,14 @@ class PostgresConnector:
                     f"The slot {self._slot!r} is gone, and with it the changes since the last position. "
                     f"`lastword connect reset {self._context.source}` lets the source begin again with a new snapshot."
                 )
-            if not self._create:
-                raise InvalidError(
-                    f"There is no slot {self._slot!r}; `create: true` in the source's config makes it."
-                )
+            self._check_slot(slot)
             if not self._database.create_slot(self._slot, self._waits_for_transactions):
                 return None
             self._made_slot = True
             logger.info("source %s: created the slot %s", self._context.source, self._slot)
             slot = self._database.slot(self._slot)
             assert slot is not None
-        if slot.plugin != "pgoutput" or not slot.is_of_this_database:
-            raise InvalidError(
-                f"The slot {self._slot!r} is of the plugin {slot.plugin!r}"
-                f"{'' if slot.is_of_this_database else ' and of another database'}; "
-                f"one of 'pgoutput' and of this database is needed. Name another slot."
-            )
-        if slot.wal_status == "lost":
-            raise InvalidError(self._lost())
+        self._check_slot(slot)
         if position is None:
             if slot.active:
                 raise UnavailableError(
@@ -608,6 +644,14 @@ class PostgresConnector:
                 logger.warning("source %s: %s", self._context.source, warning)
         self._warned = is_long
         return {"slot_lag_bytes": slot.lag_bytes, "wal_status": slot.wal_status, "warning": warning}
+
+
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except InvalidError as error:
+        problems.append(str(error))
 
 
 def _tables(options: Options) -> list[str]:

@@ -37,6 +37,15 @@ _TABLE_QUERY: Final = """
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass(%s)
 """
+_HIDDEN_QUERY: Final = """
+    WITH name AS (SELECT parse_ident(%s) AS parts)
+    SELECT format('%%I', n.nspname), format('%%I', c.relname), format('%%I', current_user)
+    FROM name, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relname = parts[cardinality(parts)] AND c.relkind IN ('r', 'p')
+      AND (cardinality(parts) = 1 AND n.nspname NOT LIKE 'pg\\_%%' OR n.nspname = parts[cardinality(parts) - 1])
+      AND NOT has_schema_privilege(n.oid, 'USAGE')
+    ORDER BY 1
+"""
 # The columns of an index, in the table's order, so that a key looks the same wherever it comes from.
 _INDEX_QUERY: Final = """
     SELECT a.attname FROM pg_index i
@@ -115,7 +124,7 @@ class Database:
 
     def rows(self, query: str, arguments: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with errors_of(self.dsn), self.connection.cursor() as cursor:
-            cursor.execute(query, tuple(arguments))
+            cursor.execute(query, tuple(arguments) or None)
             return list(cursor.fetchall()) if cursor.description else []
 
     def one(self, query: str, arguments: Sequence[object] = ()) -> tuple[Any, ...] | None:
@@ -126,7 +135,10 @@ class Database:
             return str(quote_ident(name, self.connection))
 
     def check_server(self) -> None:
-        found = self.one("SELECT current_setting('wal_level'), current_setting('server_version_num')::int")
+        found = self.one(
+            "SELECT current_setting('wal_level'), current_setting('server_version_num')::int, "
+            "pg_is_in_recovery()"
+        )
         assert found is not None
         if found[1] < 140000:
             raise InvalidError(f"PostgreSQL {found[1] // 10000} is too old; 14 or newer is needed.")
@@ -134,6 +146,10 @@ class Database:
             raise InvalidError(
                 f"wal_level is {found[0]!r}; logical replication needs 'logical' (ALTER SYSTEM SET wal_level = "
                 f"logical, and a restart of PostgreSQL)."
+            )
+        if found[2]:
+            raise InvalidError(
+                f"PostgreSQL ({where(self.dsn)}) is a standby: name the primary in dsn, which has the slot and the publication."
             )
 
     def table(self, name: str, *, key: Sequence[str] | None = None) -> Table:
@@ -259,10 +275,11 @@ class Database:
             )
 
     def create_publication(self, name: str, tables: Sequence[Table]) -> None:
+        self.rows(self.create_publication_query(name, tables))
+
+    def create_publication_query(self, name: str, tables: Sequence[Table]) -> str:
         listed = ", ".join(each.quoted for each in tables)
-        self.rows(
-            f"CREATE PUBLICATION {self.quote(name)} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
-        )
+        return f"CREATE PUBLICATION {self.quote(name)} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
 
     def add_to_publication(self, name: str, table: Table) -> None:
         self.rows(f"ALTER PUBLICATION {self.quote(name)} ADD TABLE {table.quoted}")
@@ -332,11 +349,25 @@ class Database:
         except InvalidError:
             found = None
         if found is None:
+            self._check_schema_of(name)
             raise InvalidError(
                 f"there is no table {name} in the database (as in SQL, a name with capitals or special characters "
                 f'stands in double quotes: "Users")'
             )
         return found
+
+    def _check_schema_of(self, name: str) -> None:
+        """InvalidError if there is a table of a name, in a schema that the role may not use."""
+        try:
+            found = self.one(_HIDDEN_QUERY, [name])
+        except InvalidError:
+            # It is no name at all.
+            return
+        if found is not None:
+            schema, table, role = found
+            raise InvalidError(
+                f"the role {role} may not use the schema of {schema}.{table}: `GRANT USAGE ON SCHEMA {schema} TO {role}`"
+            )
 
 
 def ordered_natively(type_oid: int) -> bool:
@@ -357,7 +388,15 @@ def connect(dsn: str, **more: Any) -> Any:
             options = f"{given['options']} {options}"
         given.setdefault("connect_timeout", str(CONNECT_TIMEOUT_S))
         given.setdefault("application_name", "lastword")
-        return psycopg2.connect(**{**KEEPALIVES, **given, "options": options}, **more)
+        try:
+            return psycopg2.connect(**{**KEEPALIVES, **given, "options": options}, **more)
+        except psycopg2.OperationalError as error:
+            if "does not have CONNECT privilege" not in str(error):
+                raise
+            raise InvalidError(
+                f"PostgreSQL ({where(dsn)}): the role may not connect: `GRANT CONNECT ON DATABASE {given.get('dbname', '…')} "
+                f"TO {given.get('user', '…')}`"
+            ) from error
 
 
 @contextmanager

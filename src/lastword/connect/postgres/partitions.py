@@ -56,6 +56,8 @@ class Difference:
 def marks_of(rows: Rows, table: Table) -> dict[str, str]:
     """The marks of a table's partitions, by their oids. InvalidError if the changes of one are not in the WAL."""
     marks: dict[str, str] = {}
+    if not table.is_partitioned:
+        return marks
     for oid, attached, file, kind, persistence, name in rows(_LEAVES_QUERY, [table.oid]):
         if kind != "r" or persistence != "p":
             what = "unlogged" if kind == "r" else "a foreign table"

@@ -71,7 +71,7 @@ class SnapshotReader:
         Another connection would wait for whoever waits for the locks that are held here, and so for ever.
         """
         with errors_of(self._dsn), self._connection.cursor() as cursor:
-            cursor.execute(query, tuple(arguments))
+            cursor.execute(query, tuple(arguments) or None)
             return list(cursor.fetchall())
 
     def rows_of_keys(self, table: Table, keys: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:

@@ -20,6 +20,11 @@ from lastword.errors import UnavailableError
 FEEDBACK_S: Final = 2.0
 
 
+def check_replication(dsn: str) -> None:
+    """Open a connection in replication mode, and close it: an error if that is not allowed."""
+    connect(dsn, connection_factory=psycopg2.extras.LogicalReplicationConnection).close()
+
+
 class ReplicationStream:
     """An open stream. It holds the slot until it is closed."""
 
