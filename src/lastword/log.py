@@ -391,27 +391,11 @@ class Log:
         self._check_writer()
         with self.maintenance(*Lane), self._topics_lock:
             plan = self.plan_repair(name)
-            if plan.chosen is None:
-                raise InvalidError(
-                    f"No older state of the table of {name!r} can be used. Restore the damaged file from a backup, or "
-                    f"delete the topic. {plan.problem}"
-                )
-            if plan.lost:
-                lost = ", ".join(
-                    f"{each.first_offset} to {each.end_offset - 1} of partition {each.partition}"
-                    for each in plan.lost
-                )
-                raise InvalidError(
-                    f"{name!r} is not repaired, because the offsets {lost} would be lost: neither an older state of its "
-                    f"table nor the WAL has them. Restore the metadata file from a backup, or delete the topic."
-                )
+            state = plan.usable()
             self._let_go(name)
-            self._catalog.go_back(name, plan.chosen)
-            table = self._load(name)
-            if plan.partitions > table.snapshot().topic.partitions:
-                retry_on_conflict(lambda: table.alter(table.snapshot(), partitions=plan.partitions))
+            self._catalog.go_back(name, state)
+            logger.warning("%s has gone back to the state in %s", name, state.metadata_location)
             self.topic(name)
-            logger.warning("%s has gone back to the state in %s", name, plan.chosen.metadata_location)
             return plan
 
     def undecided(self) -> set[str]:
@@ -775,6 +759,9 @@ class Log:
 
     def _open_topic(self, name: str, *, writes: bool | None = None) -> Topic:
         table = self._load(name)
+        writes = self._writes if writes is None else writes
+        if writes:
+            repairing.restore_partitions(table, self.path)
         return Topic(
             table.snapshot().topic,
             table,
@@ -782,7 +769,7 @@ class Log:
             config=self.config,
             clock=self._clock,
             leases=self._leases,
-            writes=self._writes if writes is None else writes,
+            writes=writes,
             maintenance=self.maintenance if self._maintains else None,
             ask_to_roll=lambda due_only: self._ask_to_roll(name, due_only),
             compaction_service=lambda: self.compaction.service(name),

@@ -7,12 +7,18 @@ compactions, which are done again, and moves of the log start, so that records w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lastword.errors import InvalidError
+from lastword.lifecycle import wal_folder
 from lastword.segments.older import OlderState
+from lastword.segments.table import SegmentTable, retry_on_conflict
 from lastword.wal import checkpoint as checkpoints
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +41,31 @@ class RepairPlan:
     """The newest state that can be used."""
     lost: tuple[LostRange, ...]
     """What would be lost with it. With anything here it is not done."""
-    partitions: int
-    """How many partitions the topic has, by its WAL: the state may have fewer."""
+
+    def usable(self) -> OlderState:
+        """The state to go back to; InvalidError if there is none, or if anything would be lost with it."""
+        if self.chosen is None:
+            raise InvalidError(
+                f"No older state of the table of {self.topic!r} can be used. Restore the damaged file from a backup, or "
+                f"delete the topic. {self.problem}"
+            )
+        if self.lost:
+            lost = ", ".join(
+                f"{each.first_offset} to {each.end_offset - 1} of partition {each.partition}"
+                for each in self.lost
+            )
+            raise InvalidError(
+                f"{self.topic!r} is not repaired, because the offsets {lost} would be lost: neither an older state of "
+                f"its table nor the WAL has them. Restore the damaged file from a backup, or delete the topic."
+            )
+        return self.chosen
 
 
-def propose(topic: str, problem: str, states: Sequence[OlderState], wal_folder: Path) -> RepairPlan:
-    """Choose the newest state that can be used, and find out what would be lost with it."""
+def propose(topic: str, problem: str, states: Sequence[OlderState], folder: Path) -> RepairPlan:
+    """Choose the newest state that can be used, and find out what would be lost with it. `folder` has the WALs."""
     chosen = next((each for each in states if each.problem is None), None)
     positions = chosen.snapshot.positions if chosen is not None and chosen.snapshot is not None else ()
-    starts = _wal_starts(wal_folder)
+    starts = _wal_starts(folder)
     lost: list[LostRange] = []
     for partition, wal_start in sorted(starts.items()):
         at = positions[partition] if partition < len(positions) else None
@@ -56,15 +78,30 @@ def propose(topic: str, problem: str, states: Sequence[OlderState], wal_folder: 
         states=tuple(states),
         chosen=chosen,
         lost=tuple(lost) if chosen is not None else (),
-        partitions=max([len(positions), *(partition + 1 for partition in starts)]),
     )
 
 
-def _wal_starts(wal_folder: Path) -> dict[int, int]:
+def restore_partitions(table: SegmentTable, data_folder: Path) -> None:
+    """Add partitions again that were added after the state that a table has gone back to: their WAL is there.
+
+    Nothing else leaves a WAL of a partition that the table does not know: partitions are added to the table first.
+    """
+    topic = table.snapshot().topic
+    partitions = max(
+        (each + 1 for each in _wal_starts(wal_folder(data_folder, topic.name, topic.id))), default=0
+    )
+    if partitions > topic.partitions:
+        logger.warning(
+            "%s has %d partitions by its WAL, and gets them again in its table", topic.name, partitions
+        )
+        retry_on_conflict(lambda: table.alter(table.snapshot(), partitions=partitions))
+
+
+def _wal_starts(folder: Path) -> dict[int, int]:
     """The first offset that the WAL of each partition still has."""
     found: dict[int, int] = {}
-    for folder in wal_folder.iterdir() if wal_folder.is_dir() else ():
-        saved = checkpoints.load_writer(folder) if folder.name.isdigit() else None
+    for own in folder.iterdir() if folder.is_dir() else ():
+        saved = checkpoints.load_writer(own) if own.name.isdigit() else None
         if saved is not None:
-            found[int(folder.name)] = checkpoints.left_files(folder, saved)[0].first_offset
+            found[int(own.name)] = checkpoints.left_files(own, saved)[0].first_offset
     return found

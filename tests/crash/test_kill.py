@@ -23,7 +23,7 @@ DAMAGED = {"wal.recover.created", "wal.repair.written", "wal.repair.replaced", "
 """Reached where acknowledged bytes are damaged: test_damage.py kills there."""
 
 ELSEWHERE = (
-    *("compact.", "erase.", "staged.", "connect.", "sink.", "relocate.", "register."),
+    *("compact.", "erase.", "staged.", "connect.", "sink.", "relocate.", "register.", "go_back."),
     *("backup.", "place.", "restore."),
 )
 """Steps of work that changes what is to be found: it has kill tests of its own, and a model that knows its rules."""

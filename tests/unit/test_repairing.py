@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 from tests.support.clock import ManualClock
-from tests.support.logs import fill, open_log, values
+from tests.support.logs import (
+    Killed,
+    abandon,
+    fill,
+    kill_at,
+    no_hook,  # noqa: F401 - a fixture that every test uses
+    open_log,
+    values,
+)
 
 from lastword.errors import CorruptError, InvalidError
 from lastword.log import Log
@@ -121,3 +129,15 @@ def test_nothing_is_done_to_a_table_that_can_be_read(log: Log) -> None:
     for act in (log.plan_repair, log.repair_topic):
         with pytest.raises(InvalidError, match="nothing to repair"):
             act("t")
+
+
+def test_killed_in_its_midst_nothing_is_lost(folder: Path, clock: ManualClock) -> None:
+    damaged(folder, clock, partitions=3)
+    log = open_log(folder, clock)
+    kill_at("go_back.done")
+    with pytest.raises(Killed):
+        log.repair_topic("t")
+    abandon(log)
+    with open_log(folder, clock) as log:
+        assert log.topic("t").partitions == 3
+        assert sorted(values(log.topic("t").read())) == [0, 1, 2, 3, 4, 5, 100, 101]
