@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
+from kafka.protocol.admin import ListGroupsRequest, ListGroupsResponse
+from kafka.protocol.consumer import OffsetFetchRequest, OffsetFetchResponse
+from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 from tests.support.broker import INLINE, RunningBroker, running_broker
 from tests.support.cli import Cli, wait_until
 from tests.support.clock import DAY_MS, ManualClock
@@ -21,8 +25,10 @@ from tests.support.kafka_clients import (
     member,
     partitions_of,
     poll_until,
+    produce,
 )
 from tests.support.logs import offsets, segment_files
+from tests.support.raw_client import RawClient
 from tests.support.server import serving
 
 import lastword
@@ -444,3 +450,34 @@ class TestDamage:
             assert GROUPS_TOPIC in http.get("/readyz").json()["problems"][0]
             cli("wal", "repair", GROUPS_TOPIC, "--skip", "--yes")
             assert http.get("/readyz").json()["problems"] == []
+
+    def test_a_table_that_cant_be_read_keeps_only_groups_waiting(self, data: Path) -> None:
+        """Nobody is told that there is no offset, and everything is there when the table can be read again."""
+        with lastword.open(data, config={"compaction.service.factory": INLINE}) as log:
+            log.topic(GROUPS_TOPIC).seal()
+            location = log.topic(GROUPS_TOPIC).table.location
+        with sqlite3.connect(data / "catalog.db") as catalog:
+            (path,) = catalog.execute(
+                "select metadata_location from iceberg_tables where table_name = ?", (GROUPS_TOPIC,)
+            ).fetchone()
+        catalog.close()
+        metadata = Path(path.removeprefix("file://"))
+        assert str(location).removeprefix("file://") in str(metadata)
+        content = metadata.read_bytes()
+        metadata.write_bytes(b"{")
+        with running_broker(data, NOW) as broker:
+            produce(broker.address, "t", ["a"])
+            (problem,) = broker.broker.group_problems()
+            assert f"consumer groups can't be served, because {GROUPS_TOPIC} can't be read" in problem
+            with RawClient(broker.address) as raw:
+                found = raw.ask(FindCoordinatorRequest(key="new", key_type=0), FindCoordinatorResponse, 3)
+                assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+                topic = OffsetFetchRequest.OffsetFetchRequestTopic(name="t", partition_indexes=[0])
+                asked = OffsetFetchRequest(group_id="new", topics=[topic])
+                (partition,) = raw.ask(asked, OffsetFetchResponse, 1).topics[0].partitions
+                assert partition.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+                listed = raw.ask(ListGroupsRequest(states_filter=[]), ListGroupsResponse, 4)
+                assert listed.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            metadata.write_bytes(content)
+            wait_until(lambda: broker.broker.group_problems() == [], lambda: "groups are not read")
+            assert self.found(broker) == {"old": 20, "back": 5, "new": 7, "fine": 2}

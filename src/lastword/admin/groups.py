@@ -19,12 +19,14 @@ class CoordinatedGroups:
 
     async def list_groups(self) -> list[dict[str, Any]]:
         service = self._service
+        service.check_loaded()
         return [
             describing.summary(group, self._offsets(group.group_id), service.log_end)
             for group in service.groups()
         ]
 
     async def describe_group(self, group: str) -> dict[str, Any]:
+        self._service.check_loaded()
         found = self._service.group(group)
         if found is None:
             raise UnknownGroupError(f"there is no group {group!r}")

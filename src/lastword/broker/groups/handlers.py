@@ -73,6 +73,10 @@ class GroupHandlers:
             }
         )
 
+    @property
+    def _load_error(self) -> ErrorCode:
+        return ErrorCode.NONE if self.service.is_loaded else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
     async def start(self) -> None:
         await self.service.start()
 
@@ -91,6 +95,8 @@ class GroupHandlers:
         message = request.message
         key_type = message.key_type if request.api_version >= 1 else _GROUP_KEY
         error, text = _coordinator_error(key_type)
+        if error is ErrorCode.NONE and not self.service.is_loaded:
+            error, text = ErrorCode.COORDINATOR_NOT_AVAILABLE, "It can't be read yet what groups there are."
         if error is ErrorCode.NONE and self._preparing is None:
             # The first group is about to begin.
             self._preparing = asyncio.create_task(self.service.prepare())
@@ -248,8 +254,9 @@ class GroupHandlers:
                     topic_class,
                     topic_class.OffsetFetchResponsePartition,
                     self.service.committed(message.group_id, _wanted(message.topics)),
+                    self._fetch_error(message.group_id),
                 ),
-                error_code=int(_group_id_error(message.group_id)),
+                error_code=int(self._fetch_error(message.group_id)),
             )
         group_class = OffsetFetchResponse.OffsetFetchResponseGroup
         topic_class = group_class.OffsetFetchResponseTopics
@@ -262,12 +269,20 @@ class GroupHandlers:
                         topic_class,
                         topic_class.OffsetFetchResponsePartitions,
                         self.service.committed(group.group_id, _wanted(group.topics)),
+                        self._fetch_error(group.group_id),
                     ),
-                    error_code=int(_group_id_error(group.group_id)),
+                    error_code=int(self._fetch_error(group.group_id)),
                 )
                 for group in message.groups
             ],
         )
+
+    def _fetch_error(self, group_id: str | None) -> ErrorCode:
+        # Never "there is no offset" before that is known. An empty group id is one that a consumer may have had
+        # offsets under, long ago.
+        if not self.service.is_loaded:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return ErrorCode.INVALID_GROUP_ID if group_id is None else ErrorCode.NONE
 
     async def _delete_offsets(self, request: Request, _peer: Peer) -> Any:
         message = request.message
@@ -302,7 +317,9 @@ class GroupHandlers:
         return DescribeGroupsResponse(
             throttle_time_ms=0,
             groups=[
-                _described(group_id, self.service.group(group_id), is_authorized_asked=asked)
+                _described(
+                    group_id, self.service.group(group_id), self._load_error, is_authorized_asked=asked
+                )
                 for group_id in message.groups
             ],
         )
@@ -313,7 +330,7 @@ class GroupHandlers:
         types = {each.lower() for each in message.types_filter or ()} if version >= 5 else set()
         return ListGroupsResponse(
             throttle_time_ms=0,
-            error_code=int(ErrorCode.NONE),
+            error_code=int(self._load_error),
             groups=[
                 ListGroupsResponse.ListedGroup(
                     group_id=group.group_id,
@@ -348,11 +365,6 @@ def _coordinator_error(key_type: int) -> tuple[ErrorCode, str | None]:
     return ErrorCode.INVALID_REQUEST, f"There are no coordinators of the type {key_type}; 0 is a group's."
 
 
-def _group_id_error(group_id: str | None) -> ErrorCode:
-    # An empty group id is one that a consumer may have had offsets under, long ago.
-    return ErrorCode.INVALID_GROUP_ID if group_id is None else ErrorCode.NONE
-
-
 def _wanted(topics: Any) -> list[TopicPartition] | None:
     if topics is None:
         return None
@@ -360,7 +372,10 @@ def _wanted(topics: Any) -> list[TopicPartition] | None:
 
 
 def _offset_topics(
-    topic_class: Any, partition_class: Any, offsets: Mapping[TopicPartition, CommittedOffset | None]
+    topic_class: Any,
+    partition_class: Any,
+    offsets: Mapping[TopicPartition, CommittedOffset | None],
+    error: ErrorCode,
 ) -> list[Any]:
     by_topic: dict[str, list[Any]] = {}
     for (name, partition), found in offsets.items():
@@ -371,18 +386,20 @@ def _offset_topics(
                 committed_offset=committed.offset,
                 committed_leader_epoch=committed.leader_epoch,
                 metadata=committed.metadata,
-                error_code=int(ErrorCode.NONE),
+                # In the first versions nothing else says so.
+                error_code=int(error if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else ErrorCode.NONE),
             )
         )
     return [topic_class(name=name, partitions=partitions) for name, partitions in by_topic.items()]
 
 
-def _described(group_id: str, group: Group | None, *, is_authorized_asked: bool) -> Any:
+def _described(group_id: str, group: Group | None, error: ErrorCode, *, is_authorized_asked: bool) -> Any:
     group_class = DescribeGroupsResponse.DescribedGroup
+    dead = "" if error is not ErrorCode.NONE else State.DEAD.value
     return group_class(
-        error_code=int(ErrorCode.NONE),
+        error_code=int(error),
         group_id=group_id,
-        group_state=State.DEAD.value if group is None else group.state.value,
+        group_state=dead if group is None else group.state.value,
         protocol_type=(group.protocol_type if group is not None else None) or "",
         protocol_data=(group.protocol_name if group is not None else None) or "",
         members=[] if group is None else list(_described_members(group)),

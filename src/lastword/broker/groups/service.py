@@ -6,6 +6,9 @@ Everything is called on the loop. A commit's way:
 2. the store has it on disk, together with the commits that came meanwhile;
 3. it is seen by those who fetch offsets, and compaction is told where it must be at once;
 4. the client is answered.
+
+Where the topic can't be opened or read at all (a damaged table, storage that does not answer), the broker starts all the
+same. Until it can, which is tried again and again, clients are told to come back, and nothing is taken for forgotten.
 """
 
 from __future__ import annotations
@@ -37,14 +40,18 @@ from lastword.broker.groups.records import (
     group_record,
     offset_record,
 )
-from lastword.broker.groups.replay import GROUPS_TOPIC, problems
+from lastword.broker.groups.replay import GROUPS_TOPIC, Key, Value, problems
 from lastword.broker.groups.store import Entry, GroupStore
 from lastword.broker.node import Node
 from lastword.clock import new_uuid
-from lastword.errors import InvalidError, LastwordError, UnavailableError, UnknownTopicError
+from lastword.errors import CorruptError, InvalidError, LastwordError, UnavailableError, UnknownTopicError
 from lastword.topic import Topic
 
 logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 60.0
+"""Between two attempts to read what could not be read at the start."""
 
 HOLDS_EVERY_S = 5.0
 MEMBERS_SEEN_EVERY = 12
@@ -89,12 +96,37 @@ class GroupService:
         """Offsets that are being written: what is known of them is about to be out of date."""
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopping = False
+        self._not_loaded: str | None = "it has not been read yet"
+        """Why nothing is known of groups; None if it is."""
 
     # -------------------------------------------------------------------------------------- start, stop
 
     async def start(self) -> None:
-        """Take over what the store has."""
-        for key, value in await self._store.start():
+        """Take over what the store has, or go on trying to."""
+        if not await self._is_loading_done():
+            self._tasks = [asyncio.create_task(self._guarded(self._load_later()), name="lastword-group-load")]
+
+    async def _load_later(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            await asyncio.sleep(pause_s)
+            if await self._is_loading_done():
+                logger.info("the groups and offsets of %s have been read", GROUPS_TOPIC)
+                return
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    async def _is_loading_done(self) -> bool:
+        try:
+            entries = await self._store.start()
+        except (CorruptError, UnavailableError, OSError) as error:
+            self._not_loaded = str(error)
+            logger.error("groups and their offsets can't be served yet: %s", error)
+            return False
+        await self._take_over(entries)
+        return True
+
+    async def _take_over(self, entries: Iterable[tuple[Key, Value]]) -> None:
+        for key, value in entries:
             if isinstance(key, OffsetKey):
                 assert isinstance(value, CommittedOffset)
                 self._offsets.apply(key, value)
@@ -107,8 +139,9 @@ class GroupService:
         for group_id in self._offsets.groups():
             self._coordinator.get_or_create(group_id)
         await self._holds.start()
+        self._not_loaded = None
         self._arm()
-        self._tasks = [
+        self._tasks += [
             asyncio.create_task(self._write_holds(), name="lastword-group-holds"),
             asyncio.create_task(self._expire_now_and_then(), name="lastword-group-expiry"),
         ]
@@ -128,7 +161,13 @@ class GroupService:
     async def close(self) -> None:
         """Write what is still to be written. The log must be open."""
         await self._store.stop()
-        await self._holds.write()
+        if self.is_loaded:
+            await self._holds.write()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it is known what groups there are."""
+        return self._not_loaded is None
 
     # ---------------------------------------------------------------------------------------- membership
 
@@ -144,16 +183,20 @@ class GroupService:
         return answer or SyncAnswer(error=ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def heartbeat(self, group_id: str, ref: MemberRef, generation: int) -> ErrorCode:
+        if not self.is_loaded:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self._coordinator.heartbeat(group_id, ref, generation)
 
-    def leave(self, group_id: str, refs: Iterable[MemberRef]) -> list[ErrorCode]:
+    def leave(self, group_id: str, refs: Sequence[MemberRef]) -> list[ErrorCode]:
+        if not self.is_loaded:
+            return [ErrorCode.COORDINATOR_NOT_AVAILABLE for _ in refs]
         errors = self._coordinator.leave(group_id, refs)
         self._arm()
         return errors
 
     async def _wait_for(self, ask: Callable[[Callable[[Any], None]], None]) -> Any:
         """The answer to something that may have to wait; None if the broker stops before there is one."""
-        if self._is_stopping:
+        if self._is_stopping or not self.is_loaded:
             return None
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -182,6 +225,8 @@ class GroupService:
         knows_missing_groups: bool = False,
     ) -> dict[TopicPartition, ErrorCode]:
         """Keep offsets of a group; how that went for each."""
+        if not self.is_loaded:
+            return dict.fromkeys(offsets, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         error = self._coordinator.check_commit(
             group_id, ref, generation, knows_missing_groups=knows_missing_groups
         )
@@ -277,6 +322,8 @@ class GroupService:
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
         """Forget offsets of a group; not those of topics that its members read."""
+        if not self.is_loaded:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE, {}
         group = self._coordinator.groups.get(group_id)
         if not group_id:
             return ErrorCode.INVALID_GROUP_ID, {}
@@ -318,13 +365,22 @@ class GroupService:
 
     def problems(self) -> list[str]:
         """What could not be read at the start, and the way out."""
+        if self._not_loaded is not None:
+            reason = self._not_loaded.removesuffix(".")
+            return [f"consumer groups can't be served, because {GROUPS_TOPIC} can't be read: {reason}"]
         return problems(self._store.lost)
+
+    def check_loaded(self) -> None:
+        """UnavailableError if it is not known what groups there are."""
+        if self._not_loaded is not None:
+            raise UnavailableError(f"{GROUPS_TOPIC} can't be read yet: {self._not_loaded}")
 
     async def write_again(self) -> None:
         """Have every committed offset at the end of the log too, so that damage before it can be left behind.
 
         UnavailableError if that fails. Those that are being written are there anyway, and later.
         """
+        self.check_loaded()
         entries = [
             offset_record(key, committed)
             for group_id in self._offsets.groups()
@@ -343,6 +399,8 @@ class GroupService:
 
     async def delete_group(self, group_id: str) -> ErrorCode:
         """Delete a group that has no members, with its offsets."""
+        if not self.is_loaded:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         error = self._coordinator.check_deletion(group_id)
         if error is not ErrorCode.NONE:
             return error
