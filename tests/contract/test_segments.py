@@ -41,6 +41,7 @@ from lastword.errors import (
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
 from lastword.segments.iceberg import IcebergCatalog
 from lastword.segments.iceberg_table import IcebergTable
+from lastword.segments.parquet import STREAM_ROWS
 from lastword.segments.table import Collected, Positions, SegmentGoneError, retry_on_conflict
 
 
@@ -349,6 +350,46 @@ class TestRecords:
         assert list(table.read(segment, from_offset=50_100)) == []
         assert sum(batch.num_rows for batch in table.read(segment, from_offset=3)) == 50_000
 
+    def test_a_stream_has_the_same_records_a_few_at_a_time(self, table: IcebergTable) -> None:
+        segment = write_segment(
+            table, records(100, 40_000, values=[None if i % 3 else b"%d" % i for i in range(40_000)])
+        )
+        batches = list(table.files.stream(segment))
+        assert pa.Table.from_batches(batches).equals(
+            pa.Table.from_batches(table.read(segment)).combine_chunks()
+        )
+        assert max(batch.num_rows for batch in batches) <= STREAM_ROWS
+        # The row groups are asked about by their offsets; here there are three.
+        asked: list[tuple[int, int]] = []
+
+        def wanted(first: int, last: int) -> bool:
+            asked.append((first, last))
+            return first <= 20_000 <= last
+
+        some = pa.Table.from_batches(table.files.stream(segment, ["key", "offset"], wanted))
+        assert len(asked) == 3
+        assert some.column_names == ["key", "offset"]
+        assert some.column("offset").to_pylist() == list(range(100 + 16_384, 100 + 2 * 16_384))
+
+    def test_times_and_counts_of_a_span(self, table: IcebergTable) -> None:
+        first = records(100, 20_000)
+        gap = records(30_000, 20_000, types=[TimestampType.NONE] * 20_000)
+        with table.writer(0, 100, "job") as writer:
+            writer.write(first)
+            writer.write(gap)
+            segment = writer.close()
+        assert segment is not None
+        offsets = [*range(100, 20_100), *range(30_000, 50_000)]
+        for start, end in ((0, 60_000), (100, 50_000), (5_000, 40_000), (20_100, 30_000), (30_000, 30_001)):
+            expected = [each for each in offsets if start <= each < end]
+            assert table.files.count(segment, start, end) == len(expected)
+            found = list(table.files.times(segment, start, end))
+            assert [each for own, _ in found for each in own.tolist()] == expected
+            times = [each for _, own in found for each in own.tolist()]
+            assert [each >= 0 for each in times] == [each < 30_000 for each in expected]
+            turned = list(table.files.times(segment, start, end, backwards=True))
+            assert [each for own, _ in turned for each in own[::-1].tolist()] == expected[::-1]
+
     def test_row_groups_bound_memory(self, table: IcebergTable) -> None:
         big = [b"x" * (30 << 20)] * 5
         segment = write_segment(table, records(0, 5, values=big))
@@ -398,16 +439,20 @@ class TestRecords:
     def test_a_segment_that_is_gone(self, place: Place, table: IcebergTable) -> None:
         segment = append(table, 0)
         place.remove_file(segment.path)
+        for read in (table.read, table.files.stream, lambda gone: table.files.times(gone, 0, 1)):
+            with pytest.raises(SegmentGoneError, match=segment.path):
+                list(read(segment))
         with pytest.raises(SegmentGoneError, match=segment.path):
-            list(table.read(segment))
+            table.files.count(segment, 1, 2)
 
     @pytest.mark.parametrize("keep", [0, 1, 100, -1])
     def test_a_truncated_segment_is_corrupt(self, place: Place, table: IcebergTable, keep: int) -> None:
         segment = append(table, 0, 1000)
         place.write_bytes(segment.path, place.read_bytes(segment.path)[:keep])
-        with pytest.raises(CorruptError) as caught:
-            list(table.read(segment))
-        assert caught.value.path == segment.path
+        for read in (table.read, table.files.stream):
+            with pytest.raises(CorruptError) as caught:
+                list(read(segment))
+            assert caught.value.path == segment.path
         assert segment.path in str(caught.value)
 
     def test_a_flipped_bit_is_found_wherever_it_is(self, place: Place, table: IcebergTable) -> None:
@@ -415,7 +460,7 @@ class TestRecords:
         segment = write_segment(table, records(0, 200, values=values))
         whole = place.read_bytes(segment.path)
         expected = pa.Table.from_batches(table.read(segment))
-        found = 0
+        found = streamed = 0
         for at in range(4, len(whole), max(1, len(whole) // 60)):
             damaged = bytearray(whole)
             damaged[at] ^= 0x10
@@ -426,7 +471,13 @@ class TestRecords:
             except CorruptError as error:
                 assert error.path == segment.path
                 found += 1
+            try:
+                assert pa.Table.from_batches(table.files.stream(segment)).equals(expected)
+            except CorruptError as error:
+                assert error.path == segment.path
+                streamed += 1
         assert found > 20
+        assert streamed == found
 
 
 class TestCommits:

@@ -372,13 +372,11 @@ def _read(
             parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True)
         ours = FORMAT_KEY in (parquet.metadata.metadata or {})
         needed = _needed_columns(schema, segment, from_offset, sort=not ours)
+        # Another engine's file: nothing is known about the order of its rows.
+        groups: Sequence[Sequence[int]] = [range(parquet.num_row_groups)]
         if ours:
-            groups: Sequence[Sequence[int]] = [
-                [group] for group in _row_groups(parquet, segment, from_offset)
-            ]
-        else:
-            # Another engine wrote it: nothing is known about the order of its rows.
-            groups = [range(parquet.num_row_groups)]
+            with damage_named(file_io, segment):
+                groups = [[group] for group in _row_groups(parquet, segment, from_offset)]
         for group in groups:
             with damage_named(file_io, segment):
                 rows = parquet.read_row_groups(list(group), columns=needed)
@@ -406,15 +404,19 @@ def _stream(
                     yield records.slice(start, STREAM_ROWS)
             return
         needed = _needed_columns(schema, segment, 0, sort=False)
-        for group, first, last in _bounds(parquet, segment):
-            if not wanted(first, last):
-                continue
+        with damage_named(file_io, segment):
+            groups = [group for group, first, last in _bounds(parquet, segment) if wanted(first, last)]
+        for group in groups:
+            left = parquet.metadata.row_group(group).num_rows
             batches = parquet.iter_batches(STREAM_ROWS, [group], columns=needed, use_threads=False)
             while True:
                 with damage_named(file_io, segment):
                     rows = next(batches, None)
+                    if rows is None and left:
+                        raise pa.ArrowInvalid(f"{left} records of row group {group} are missing")
                     if rows is None:
                         break
+                    left -= rows.num_rows
                     payload = _as_payload(pa.Table.from_batches([rows]), schema)
                 yield from payload.to_batches()
 
@@ -427,9 +429,8 @@ def _times(
     with source:
         with damage_named(file_io, segment):
             parquet = pq.ParquetFile(source, page_checksum_verification=True)
-        groups = [
-            [group] for group, first, last in _bounds(parquet, segment) if first < end and last >= start
-        ]
+            bounds = list(_bounds(parquet, segment))
+        groups = [[group] for group, first, last in bounds if first < end and last >= start]
         if FORMAT_KEY not in (parquet.metadata.metadata or {}):
             groups = [list(range(parquet.num_row_groups))]
         for group in reversed(groups) if backwards else groups:
@@ -445,7 +446,10 @@ def _times(
 
 
 def _bounds(parquet: pq.ParquetFile, segment: Segment) -> Iterator[tuple[int, int, int]]:
-    """Each row group with its first and its last offset, by the statistics in the footer."""
+    """Each row group with its first and its last offset, by the statistics in the footer, which has no checksum."""
+    rows = sum(parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups))
+    if rows < segment.records:
+        raise pa.ArrowInvalid(f"its footer speaks of {rows} records, and there were {segment.records}")
     column = FILE_SCHEMA.get_field_index("offset")
     for group in range(parquet.num_row_groups):
         statistics = parquet.metadata.row_group(group).column(column).statistics

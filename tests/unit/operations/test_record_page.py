@@ -183,3 +183,19 @@ def test_records_without_a_time_stand_beside_their_neighbours(log: Log) -> None:
             topic.seal()
         for found in (down(topic, limit=2), up(topic, limit=2)):
             assert [each.offset for each in together(found)] == [4, 3, 2, 1, 0]
+
+
+def test_partitions_that_were_added_later_are_newer_than_a_place_and_the_past(log: Log) -> None:
+    topic = filled(log, partitions=2)
+    points = [AsOf(snapshot_id=each.id) for each in topic.history()[1:]]
+    page = down(topic)[0]
+    log.alter_topic("t", partitions=3)
+    topic.append_many([NewRecord(key=b"a", value=b"new")], partition=2)
+    for _ in range(2):
+        for point in points:
+            assert {each.partition for each in together(down(topic, as_of=point))} <= {0, 1}
+        older = record_page(topic, before=page.before, limit=7, max_bytes=1 << 20)
+        assert {each.partition for each in older.records} <= {0, 1}
+        assert older.newer == 8
+        check_counts(down(topic))
+        topic.seal()
