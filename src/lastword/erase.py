@@ -1,48 +1,44 @@
 """Erases keys: every record of them is physically gone, from all files and all snapshots, when it is done.
 
 By its steps, under the maintenance role:
-1. note the intent in `erasing/<topic id>.json`, so that a killed erasure is gone on with;
+1. note the intent, with where each partition ends now: records from there on are new ones and stay (intents.py);
 2. roll the WAL and seal it;
 3. rewrite every segment that has one of the keys, in every partition, and commit;
-4. forget all older snapshots. Running replays go on from their offset on the new one;
+4. forget all other snapshots, whatever their time. Running replays go on from their offset on the new one;
 5. delete the files that only they named, and the topic's orphans;
-6. delete all WAL files below the sealed end, and what recovery kept aside;
-7. look at every file that is left. If none has the keys, remove the intent, which holds them too.
+6. delete all WAL files with records from before the intent, and what recovery kept aside;
+7. look at everything that is left: files, snapshots that tags and branches of other engines keep, staged writes,
+   positions of sources. If nothing has the keys, remove the intent, which holds them too.
 
-Killed at any point: each step can be repeated, and the next round of maintenance does.
+Killed at any point: each step can be repeated, and the next round of maintenance does. What can't go yet is named; once
+3 to 6 are done, later rounds look only whether it has gone.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword import disk
 from lastword.clock import Clock
 from lastword.compaction.engine import rewrite_found
 from lastword.compaction.rules import Rules
 from lastword.compaction.survivors import Mask
 from lastword.compaction.unit import Outcome, Unit
-from lastword.errors import InvalidError, UnavailableError
+from lastword.errors import InvalidError, StorageError, UnavailableError
+from lastword.intents import Intent, forget_intent, save_intent
 from lastword.leases import LeaseKeeper
-from lastword.reader import PartitionReader
+from lastword.remains import positions_with, staged_with
 from lastword.segments.raw import RawSegment
 from lastword.segments.table import Segment, SegmentTable, Snapshot, retry_on_conflict
 from lastword.steps import reached
+from lastword.tiering import SealReport
 from lastword.wal import deleter
 from lastword.wal.files import ASIDE_FOLDER, file_name
-
-logger = logging.getLogger(__name__)
-
-ERASING_FOLDER = "erasing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,90 +55,46 @@ class EraseReport:
     left: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intent:
-    """Keys that are to be erased from a topic."""
-
-    topic: str
-    topic_id: str
-    keys: tuple[bytes, ...]
-
-
-def save_intent(data_folder: Path, intent: Intent) -> None:
-    """Note an erasure; keys of an earlier one that is not done are added."""
-    path = _path(data_folder, intent.topic_id)
-    disk.make_folder(path.parent)
-    earlier = load_intent(path)
-    keys = dict.fromkeys((*(earlier.keys if earlier else ()), *intent.keys))
-    content = {
-        "topic": intent.topic,
-        "topic_id": intent.topic_id,
-        "keys": [base64.b64encode(key).decode() for key in keys],
-    }
-    disk.replace_file(path, json.dumps(content).encode())
-    reached("erase.noted")
-
-
-def load_intents(data_folder: Path) -> list[Intent]:
-    """The erasures that are not done."""
-    folder = data_folder / ERASING_FOLDER
-    found = [load_intent(path) for path in sorted(folder.glob("*.json"))] if folder.exists() else []
-    return [each for each in found if each is not None]
-
-
-def load_intent(path: Path) -> Intent | None:
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    return Intent(
-        topic=content["topic"],
-        topic_id=content["topic_id"],
-        keys=tuple(base64.b64decode(key) for key in content["keys"]),
-    )
-
-
-def forget_intent(data_folder: Path, topic_id: str) -> None:
-    _path(data_folder, topic_id).unlink(missing_ok=True)
-
-
-def unfinished_intents(data_folder: Path) -> list[Path]:
-    """What is left of intents whose writing was cut short. They count for nothing, but have keys in them."""
-    return sorted((data_folder / ERASING_FOLDER).glob("*.tmp"))
-
-
-def _path(data_folder: Path, topic_id: str) -> Path:
-    return data_folder / ERASING_FOLDER / f"{topic_id}.json"
-
-
 def check_keys(keys: Sequence[bytes]) -> None:
     if not keys:
         raise InvalidError("No key was given to erase.")
 
 
 class Eraser:
-    """Carries out one erasure. The WAL has been rolled and sealed."""
+    """Carries out one erasure."""
 
     def __init__(
         self,
         intent: Intent,
         table: SegmentTable,
         wals: Callable[[], list[deleter.LocalWal]],
-        readers: Sequence[PartitionReader],
         *,
+        data_folder: Path,
         leases: LeaseKeeper,
         clock: Clock,
     ) -> None:
         self._intent = intent
         self._table = table
         self._wals = wals
-        self._readers = readers
+        self._data_folder = data_folder
         self._leases = leases
         self._clock = clock
         self._keys = pa.array(intent.keys, pa.binary())
 
-    def run(self, progress: Callable[[int, int], None] | None = None) -> EraseReport:
-        sealed_end = [at.sealed_end for at in self._table.snapshot().positions]
+    def run(
+        self, seal: Callable[[], SealReport], progress: Callable[[int, int], None] | None = None
+    ) -> EraseReport:
+        """Erase what can be erased now, and forget the intent if nothing is left; `seal` rolls and seals the topic."""
+        report = self._pass(seal, progress) if self._intent.held is None else self._look_again()
+        if not report.left:
+            forget_intent(self._data_folder, self._intent.topic_id)
+        return report
+
+    def _pass(
+        self, seal: Callable[[], SealReport], progress: Callable[[int, int], None] | None
+    ) -> EraseReport:
+        """Go through everything."""
+        unsealed = [f"partition {partition}: {what}" for partition, what in seal().problems]
         erased, rewritten = self._rewrite(progress)
         reached("erase.rewritten")
         expired = self._table.expire(retention_ms=None)
@@ -152,6 +104,10 @@ class Eraser:
         reached("erase.collected")
         wal_files = self._remove_wal_files()
         reached("erase.wal_removed")
+        left = [*unsealed, *self._left_in_segments()]
+        held, kept = self._left_in_kept_snapshots()
+        if not left:
+            self._save_held(held)
         return EraseReport(
             topic=self._intent.topic,
             keys=len(self._intent.keys),
@@ -160,8 +116,31 @@ class Eraser:
             files_removed=len(collected.files),
             snapshots_expired=len(expired),
             wal_files_removed=wal_files,
-            left=tuple(self._left(sealed_end)),
+            left=(*left, *kept, *self._left_beside()),
         )
+
+    def _look_again(self) -> EraseReport:
+        """After everything has been rewritten: remove what was kept then and no longer is."""
+        assert self._intent.held is not None
+        expired = self._table.expire(retention_ms=None, only=self._intent.held)
+        files = self._table.collect(grace_ms=None, data_only=True).files if expired else ()
+        wal_files = self._remove_wal_files()
+        held, kept = self._left_in_kept_snapshots()
+        self._save_held({*held, *self._intent.held} if kept else held)
+        return EraseReport(
+            topic=self._intent.topic,
+            keys=len(self._intent.keys),
+            records_erased=0,
+            files_rewritten=0,
+            files_removed=len(files),
+            snapshots_expired=len(expired),
+            wal_files_removed=wal_files,
+            left=(*kept, *self._left_beside()),
+        )
+
+    def _save_held(self, held: Collection[int]) -> None:
+        save_intent(self._data_folder, replace(self._intent, held=tuple(sorted(held))))
+        reached("erase.passed")
 
     def _rewrite(self, progress: Callable[[int, int], None] | None) -> tuple[int, int]:
         """Write every segment with one of the keys anew, some at a time; records erased and files rewritten."""
@@ -183,10 +162,21 @@ class Eraser:
         return erased, rewritten
 
     def _mask(self, segment: Segment) -> Mask:
+        """Which rows stay: 1, or 0 for those that have to go. Every row of the file is looked at."""
         mask = np.ones(segment.records, np.uint8)
+        wanted = [each for each in self._intent.wanted if segment.first_offset < each.end(segment.partition)]
+        if not wanted:
+            return mask
         with RawSegment(self._table.files, segment) as raw:
-            for row, keys in raw.key_runs():
-                mask[row : row + len(keys)] = ~pc.is_in(keys, self._keys).to_numpy(zero_copy_only=False)
+            for each in wanted:
+                goes = np.zeros(segment.records, np.bool_)
+                keys = pa.array(each.keys, pa.binary())
+                for row, found in raw.key_runs():
+                    goes[row : row + len(found)] = pc.is_in(found, keys).to_numpy(zero_copy_only=False)
+                end = each.end(segment.partition)
+                if segment.last_offset >= end and goes.any():
+                    goes &= raw.columns(["offset"]).column("offset").to_numpy() < end
+                mask[goes] = 0
         return mask
 
     def _write_without(self, segment: Segment, mask: Mask, job_id: str) -> Outcome:
@@ -237,7 +227,9 @@ class Eraser:
             deleter.deletion(wal, file, "erased", now_ms)
             for wal in wals
             for file in wal.files
-            if file.end_offset is not None and file.end_offset <= wal.sealed_end
+            if file.first_offset < self._intent.end(wal.partition)
+            and file.end_offset is not None
+            and file.end_offset <= wal.sealed_end
         ]
         removed = deleter.execute(wals, deletions, now_ms)
         for wal in wals:
@@ -246,28 +238,40 @@ class Eraser:
                 path.unlink(missing_ok=True)
         return len(removed.deletions)
 
-    def _left(self, sealed_end: Sequence[int]) -> list[str]:
-        """Where the keys still are, by a look into every file that is left."""
-        left: list[str] = []
+    def _left_in_segments(self) -> Iterator[str]:
         for segment in self._table.plan(self._table.snapshot()):
-            if segment.first_offset < sealed_end[segment.partition] and not self._mask(segment).all():
-                left.append(f"{segment.path}: it still has records of these keys")
-        for wal in self._wals():
-            left += [
-                f"{wal.folder / file_name(file.seq)}: it could not be removed"
-                for file in wal.files
-                if file.end_offset is not None and file.end_offset <= wal.sealed_end
-            ]
-        for reader in self._readers:
-            if count := self._count_from(reader, sealed_end[reader.partition]):
-                left.append(
-                    f"partition {reader.partition}: {count} records of these keys were appended meanwhile, "
-                    f"from offset {sealed_end[reader.partition]} on; erase again"
-                )
-        return left
+            if not self._mask(segment).all():
+                yield f"{segment.path}: it still has records of these keys"
 
-    def _count_from(self, reader: PartitionReader, offset: int) -> int:
-        found = 0
-        for records in reader.replay(offset, reader.extent().log_end):
-            found += int(pc.sum(pc.is_in(records.column("key"), self._keys)).as_py() or 0)
-        return found
+    def _left_in_kept_snapshots(self) -> tuple[set[int], list[str]]:
+        """Snapshots that tags and branches keep and that have the keys: their ids, and what is to be said of them."""
+        current = {segment.path for segment in self._table.plan(self._table.snapshot())}
+        held: set[int] = set()
+        kept: list[str] = []
+        for ref in self._table.refs():
+            try:
+                has_keys = any(
+                    segment.path not in current and not self._mask(segment).all()
+                    for segment in self._table.plan(ref.snapshot)
+                )
+                what = "has records of these keys"
+            except StorageError as error:
+                has_keys, what = True, f"can't be looked into ({error})"
+            if has_keys:
+                assert ref.snapshot.id is not None
+                held.add(ref.snapshot.id)
+                kept.append(
+                    f"snapshot {ref.snapshot.id}, which another engine's {ref.kind} {ref.name!r} keeps, {what}. Drop the "
+                    f"{ref.kind} there (ALTER TABLE … DROP {ref.kind.upper()} {ref.name}); the worker's next round, or "
+                    f"the same erasure again, then removes it."
+                )
+        return held, kept
+
+    def _left_beside(self) -> Iterator[str]:
+        """Copies that are neither in the table nor in its snapshots."""
+        for wal in self._wals():
+            for file in wal.files:
+                if file.first_offset < self._intent.end(wal.partition):
+                    yield f"{wal.folder / file_name(file.seq)}: it has records from before the erasure, and is still there"
+        yield from staged_with(self._data_folder, self._intent.topic_id, self._keys)
+        yield from positions_with(self._data_folder, self._intent.keys)

@@ -27,6 +27,18 @@ LOCKS_FOLDER = "locks"
 BRIEF_WAIT_MS = 5_000
 
 
+_command: str | None = None
+
+
+def name_command(command: str) -> None:
+    """Say what this process does, for those who find a role taken.
+
+    Commands, never arguments: keys that are erased, or records, would stay in lock files, logs and error messages.
+    """
+    global _command
+    _command = command
+
+
 class Role(StrEnum):
     WRITER = "writer"
     MAINTENANCE = "maintenance"
@@ -77,7 +89,7 @@ class RoleLock:
             "brief": brief,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:500],
+            "command": _command or Path(sys.argv[0]).name,
             "since_ms": clock.now_ms(),
         }
         try:

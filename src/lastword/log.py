@@ -23,13 +23,13 @@ import logging
 import resource
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import UUID
 
-from lastword import identity, leases, relocating, repairing, retention, staged
+from lastword import identity, intents, leases, relocating, repairing, retention, staged
 from lastword.announcements import Announcements
 from lastword.channel import ChannelServer, ask
 from lastword.clock import Clock, SystemClock, new_uuid
@@ -46,7 +46,6 @@ from lastword.config import (
 )
 from lastword.errors import (
     ClosedError,
-    CorruptError,
     InvalidConfigError,
     InvalidError,
     InvalidTopicError,
@@ -81,7 +80,8 @@ if TYPE_CHECKING:
     from lastword.backup.make import BackupReport
     from lastword.compacting import Compaction, TopicParts
     from lastword.compaction.job import CompactionReport
-    from lastword.erase import EraseReport, Intent
+    from lastword.erase import EraseReport
+    from lastword.intents import Intent
     from lastword.verify import VerifyReport
     from lastword.worker import RetentionStep, Worker
     from lastword.worker_state import Place, Turns
@@ -583,54 +583,60 @@ class Log:
 
         self._check_open()
         check_not_internal(topic, "erased from")
-        wanted = tuple(dict.fromkeys(keys))
-        erase.check_keys(wanted)
+        wanted_keys = tuple(dict.fromkeys(keys))
+        erase.check_keys(wanted_keys)
         found = self.topic(topic)
         with self.maintenance(*Lane):
-            erase.save_intent(self.path, erase.Intent(topic=topic, topic_id=found.id.hex, keys=wanted))
-            intent = next(each for each in erase.load_intents(self.path) if each.topic_id == found.id.hex)
-            return self._erase(intent, progress)
+            # From now on: what is appended later is new, and stays.
+            ends = tuple(extent.log_end for _, extent in sorted(found.extents().items()))
+            wanted = intents.Wanted(keys=wanted_keys, ends=ends)
+            asked = intents.Intent(topic=topic, topic_id=found.id.hex, wanted=(wanted,))
+            return self._erase(intents.add_intent(self.path, asked), progress)
 
-    def finish_erasures(self) -> None:
-        """Go on with erasures that were killed or could not be completed."""
-        from lastword import erase
-
-        if erase.unfinished_intents(self.path):
+    def finish_erasures(self) -> list[str]:
+        """Go on with erasures that were killed or could not be completed; what is still left of them, and why."""
+        for path in intents.unfinished_intents(self.path):
             with self.maintenance(*Lane):
-                for path in erase.unfinished_intents(self.path):
-                    path.unlink(missing_ok=True)
-        for intent in erase.load_intents(self.path):
+                path.unlink(missing_ok=True)
+        left: list[str] = []
+        for path in intents.list_intents(self.path):
             with self.maintenance(*Lane):
-                if not self._has(intent.topic, intent.topic_id):
-                    erase.forget_intent(self.path, intent.topic_id)
-                    continue
                 try:
-                    report = self._erase(intent, None)
-                except CorruptError as error:
-                    # It waits until the topic has been repaired or deleted. Others don't.
-                    logger.error("the erasure of keys from %s can't go on: %s", intent.topic, error)
-                    continue
-                logger.info("finished an erasure of %d keys from %s", report.keys, report.topic)
+                    left += self._finish_erasure(path)
+                except LastwordError as error:
+                    # It waits until what is wrong has been repaired. Others don't.
+                    logger.error("the erasure in %s can't go on: %s", path, error)
+                    left.append(str(error))
+        return left
+
+    def _finish_erasure(self, path: Path) -> list[str]:
+        intent = intents.load_intent(path)
+        if intent is None:
+            return []
+        if not self._has(intent.topic, intent.topic_id):
+            intents.forget_intent(self.path, intent.topic_id)
+            return []
+        report = self._erase(intent, None)
+        if report.left:
+            logger.warning("erasure of keys from %s: what is left: %s", report.topic, "; ".join(report.left))
+        else:
+            logger.info("finished an erasure of %d keys from %s", report.keys, report.topic)
+        return [f"{report.topic}: {each}" for each in report.left]
 
     def _erase(self, intent: Intent, progress: Callable[[int, int], None] | None) -> EraseReport:
         from lastword import erase
 
         topic = self.topic(intent.topic)
-        sealed = topic.seal()
-        with ExitStack() as opened:
-            eraser = erase.Eraser(
-                intent,
-                self._load(intent.topic),
-                topic.local_wals,
-                [opened.enter_context(closing(reader)) for reader in topic.partition_readers()],
-                leases=self._leases,
-                clock=self._clock,
-            )
-            report = eraser.run(progress)
-        left = (*(f"partition {partition}: {what}" for partition, what in sealed.problems), *report.left)
-        if not left:
-            erase.forget_intent(self.path, intent.topic_id)
-        return replace(report, left=left)
+        self._sweep_staged(self._clock.now_ms())
+        eraser = erase.Eraser(
+            intent,
+            self._load(intent.topic),
+            topic.local_wals,
+            data_folder=self.path,
+            leases=self._leases,
+            clock=self._clock,
+        )
+        return eraser.run(topic.seal, progress)
 
     def backup(
         self,

@@ -115,6 +115,8 @@ def _scan(reader: PartitionReader, settings: TopicSettings, view: View) -> Itera
 
 def at_offsets(records: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
     """Return the records of a batch whose offsets are among some, which are in order."""
+    if not len(offsets):
+        return records.slice(0, 0)
     own = records.column("offset").to_numpy()
     places = np.searchsorted(offsets, own)
     mask = offsets[np.minimum(places, len(offsets) - 1)] == own

@@ -15,6 +15,8 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.logs import open_files
 
+from lastword import locks
+from lastword.cli.main import run
 from lastword.errors import LockedError
 from lastword.locks import Role, RoleLock
 
@@ -34,6 +36,28 @@ def test_a_second_holder_gets_an_error_that_names_the_first(tmp_path: Path, cloc
         with pytest.raises(LockedError, match=rf"process {os.getpid()} on .* is its writer") as caught:
             RoleLock.acquire(tmp_path, Role.WRITER, clock)
         assert Path(sys.argv[0]).name in str(caught.value)
+
+
+def test_arguments_of_a_command_are_noted_nowhere(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/lastword", "erase", "users", "--key", "alice@example.com"])
+    with RoleLock.acquire(tmp_path, Role.MAINTENANCE, clock):
+        with pytest.raises(LockedError, match=r"\(`lastword`\)") as caught:
+            RoleLock.acquire(tmp_path, Role.MAINTENANCE, clock)
+        assert "alice" not in str(caught.value)
+        assert b"alice" not in (tmp_path / "locks" / "maintenance.lock").read_bytes()
+
+
+def test_a_command_is_named_without_its_arguments(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_command", None)
+    assert run(["--data", str(tmp_path / "none"), "topic", "describe", "alice", "--json"]) != 0
+    with RoleLock.acquire(tmp_path, Role.MAINTENANCE, clock):
+        assert locks.holder(tmp_path, Role.MAINTENANCE) == (
+            f"process {os.getpid()} on {socket.gethostname()} (`lastword topic describe`)"
+        )
 
 
 def test_the_roles_are_apart(tmp_path: Path, clock: ManualClock) -> None:

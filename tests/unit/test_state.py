@@ -28,6 +28,14 @@ def state(topic: Topic) -> dict[str, str]:
     return dict(zip(keys, (each.decode() for each in table.column("value").to_pylist()), strict=True))
 
 
+def test_records_without_a_key_are_no_state(log: Log) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic.append(None, "1")
+    assert state(topic) == {}
+    topic.seal()
+    assert state(topic) == {}
+
+
 def long(version: int) -> bytes:
     return struct.pack(">q", version)
 

@@ -23,6 +23,7 @@ import typer
 
 from lastword.cli.output import Output
 from lastword.errors import InvalidError
+from lastword.locks import name_command
 
 if TYPE_CHECKING:
     from lastword.cli.backend import Backend
@@ -189,7 +190,8 @@ def command(
     """
 
     def declare(body: Body) -> Body:
-        def call(session: Session, _ctx: typer.Context, own: dict[str, Any]) -> None:
+        def call(session: Session, ctx: typer.Context, own: dict[str, Any]) -> None:
+            name_command(ctx.command_path)
             set_up_logging(session.verbose, shown)
             body(session, **own)
 

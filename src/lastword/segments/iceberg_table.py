@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from threading import Lock
+from typing import Literal
 
 import pyarrow as pa
 from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 
 from lastword.clock import Clock
 from lastword.errors import ConflictError, InvalidTopicError, UnknownPartitionError, UnknownTopicError
@@ -26,6 +28,7 @@ from lastword.segments.table import (
     Collected,
     PendingCommit,
     Positions,
+    Ref,
     Segment,
     SegmentGoneError,
     Snapshot,
@@ -67,6 +70,18 @@ class IcebergTable:
     def history(self) -> list[Snapshot]:
         metadata = self._refresh().metadata
         return [mapping.snapshot_from(metadata, each) for each in main_line(metadata)]
+
+    def refs(self) -> list[Ref]:
+        metadata = self._refresh().metadata
+        found = []
+        for name, ref in sorted(metadata.refs.items()):
+            snapshot = metadata.snapshot_by_id(ref.snapshot_id)
+            if name != MAIN_BRANCH and snapshot is not None:
+                kind: Literal["tag", "branch"] = (
+                    "tag" if ref.snapshot_ref_type is SnapshotRefType.TAG else "branch"
+                )
+                found.append(Ref(name=name, kind=kind, snapshot=mapping.snapshot_from(metadata, snapshot)))
+        return found
 
     def plan(self, snapshot: Snapshot, partition: int | None = None, from_offset: int = 0) -> list[Segment]:
         return self._index(snapshot.id).from_offset(partition, from_offset)
@@ -142,7 +157,12 @@ class IcebergTable:
         return self._commit(base, change)
 
     def expire(
-        self, *, retention_ms: int | None, keep: Collection[int] = (), dry_run: bool = False
+        self,
+        *,
+        retention_ms: int | None,
+        keep: Collection[int] = (),
+        only: Collection[int] | None = None,
+        dry_run: bool = False,
     ) -> list[int]:
         attempts = 5
         while True:
@@ -154,6 +174,7 @@ class IcebergTable:
                 for snapshot_id, superseded_ms in superseded(table.metadata, now_ms).items()
                 if (retention_ms is None or now_ms - superseded_ms >= retention_ms)
                 and snapshot_id not in protected
+                and (only is None or snapshot_id in only)
             ]
             if not old or dry_run:
                 return old

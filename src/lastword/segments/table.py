@@ -177,6 +177,15 @@ def to_nobody(_commit: PendingCommit) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ref:
+    """A tag or a branch that another engine made. Its snapshot never expires."""
+
+    name: str
+    kind: Literal["tag", "branch"]
+    snapshot: Snapshot
+
+
 class SegmentWriter(Protocol):
     """Writes one new segment file. Until a commit names it, the file is nobody's.
 
@@ -218,6 +227,10 @@ class SegmentTable(Protocol):
 
         Those of branches that other engines made are not among them.
         """
+        ...
+
+    def refs(self) -> list[Ref]:
+        """The tags and branches of the table, but for the branch that is the topic."""
         ...
 
     def plan(self, snapshot: Snapshot, partition: int | None = None, from_offset: int = 0) -> list[Segment]:
@@ -271,11 +284,16 @@ class SegmentTable(Protocol):
         ...
 
     def expire(
-        self, *, retention_ms: int | None, keep: Collection[int] = (), dry_run: bool = False
+        self,
+        *,
+        retention_ms: int | None,
+        keep: Collection[int] = (),
+        only: Collection[int] | None = None,
+        dry_run: bool = False,
     ) -> list[int]:
         """Forget snapshots that another one replaced so long ago (None: all), and return their ids.
 
-        Never the current one, those in `keep`, nor those that a tag or a branch names.
+        Where `only` is given, only those of it. Never the current one, those in `keep`, nor those that a tag or a branch names.
         """
         ...
 

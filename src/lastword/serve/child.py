@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lastword.errors import LastwordError
+from lastword.locks import name_command
 from lastword.problems import to_problem
 
 ORPHAN_S = 30.0
@@ -89,7 +90,7 @@ def run(name: str, serve: Callable[[ServeOptions, Leash], None]) -> None:
     options = ServeOptions(**json.loads(sys.argv[1]))
     leash = Leash(int(sys.argv[2]))
     # The lock files name this.
-    sys.argv = ["lastword", "serve", "--data", options.data, f"({name})"]
+    name_command(f"lastword serve ({name})")
     set_up_logging(name, options.verbose)
     code = 0
     try:
