@@ -46,6 +46,7 @@ from lastword.config import (
 )
 from lastword.errors import (
     ClosedError,
+    CorruptError,
     InvalidConfigError,
     InvalidError,
     InvalidTopicError,

@@ -29,10 +29,10 @@ from lastword import disk
 from lastword.backup.manifest import Manifest, SavedFile
 from lastword.clock import SystemClock
 from lastword.compaction.holds import UPTIME_FILE
-from lastword.erase import ERASING_FOLDER
 from lastword.errors import StorageError, UnavailableError
 from lastword.folder import CLUSTER_ID_FILE, CONFIG_FILE, FORMAT_FILE, RESTORING_FILE
 from lastword.identity import IDENTITY_FILE
+from lastword.intents import ERASING_FOLDER
 from lastword.leases import LEASES_FOLDER
 from lastword.lifecycle import CREATING_FOLDER, DELETING_FOLDER
 from lastword.locks import LOCKS_FOLDER
