@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar
 from lastword import metrics
 from lastword.clock import Clock, monotonic_s
 from lastword.config import BrokerConfig
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, LockedError
 from lastword.listing import Visited
 from lastword.locks import Role, RoleLock
 from lastword.worker_state import (
@@ -106,7 +106,7 @@ class Maintained(Protocol):
     def measure(self) -> None: ...
 
     def run_retention(
-        self, *, steps: Iterable[RetentionStep], turns: Turns, stop: Callable[[], bool]
+        self, *, steps: Iterable[RetentionStep], turns: Turns | None, stop: Callable[[], bool]
     ) -> RetentionOutcome: ...
 
     def finish_erasures(self) -> list[str]: ...
@@ -289,13 +289,14 @@ class Worker:
             job.failures, wait_ms = error.failures or job.failures + 1, interval_ms
         else:
             job.failures += 1
-            wait_ms = max(interval_ms, pause_ms(job.failures))
+            # A process that has the role is done with it at some time, and no try costs anything.
+            count = 1 if isinstance(error, LockedError) else job.failures
+            wait_ms = max(interval_ms, pause_ms(count))
         said, job.last_error = job.last_error, str(error) or type(error).__name__
         metrics.WORKER_FAILURES.labels(name).inc()
         # What fails every few seconds is said once.
-        level = (
-            logging.DEBUG if isinstance(error, _PartlyDoneError) and said == job.last_error else logging.ERROR
-        )
+        is_old = isinstance(error, _PartlyDoneError | LockedError) and said == job.last_error
+        level = logging.DEBUG if is_old else logging.ERROR
         logger.log(level, "the %s job failed and is tried again in %d s: %s", name, wait_ms // 1000, error)
         return wait_ms
 
@@ -378,9 +379,9 @@ class Worker:
             self._keeper.save()
 
     def _retain(self, step: RetentionStep) -> None:
-        report = self._log.run_retention(
-            steps=[step], turns=Turns(self._keeper, step), stop=self._stop.is_set
-        )
+        # The deleter looks at all topics before it removes anything, oldest files first.
+        turns = None if step == "delete" else Turns(self._keeper, step)
+        report = self._log.run_retention(steps=[step], turns=turns, stop=self._stop.is_set)
         if report.problems:
             raise _PartlyDoneError("; ".join(f"{topic}: {what}" for topic, what in report.problems))
 

@@ -81,6 +81,19 @@ def load_status(data_folder: Path) -> WorkerStatus | None:
         return None
 
 
+def _content(status: WorkerStatus) -> dict[str, object]:
+    """What is written. It is often, so the turns of thousands of topics are not copied first."""
+    return {
+        "pid": status.pid,
+        "started_ms": status.started_ms,
+        "jobs": {name: asdict(job) for name, job in status.jobs.items()},
+        "failing": [asdict(each) for each in status.failing],
+        "in_hand": status.in_hand,
+        "interrupted": status.interrupted,
+        "turns": status.turns,
+    }
+
+
 class StatusKeeper:
     """The status of a worker in this process. May be used by several threads."""
 
@@ -94,7 +107,7 @@ class StatusKeeper:
         with self.lock:
             temporary = self._path.with_suffix(".tmp")
             try:
-                temporary.write_text(json.dumps(asdict(self.status), indent=1))
+                temporary.write_text(json.dumps(_content(self.status)))
                 temporary.replace(self._path)
             except OSError as error:
                 logger.warning("could not write %s: %s", self._path, error)

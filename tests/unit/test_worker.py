@@ -208,6 +208,22 @@ def test_a_topic_that_can_not_be_sealed_does_not_put_the_others_off(log: Log, cl
     assert (job.failures, job.last_error is None) == (5, False)
 
 
+def test_a_process_that_has_the_role_for_long_does_not_make_jobs_wait_longer_and_longer(
+    log: Log, clock: ManualClock
+) -> None:
+    working = log.worker()
+    job = working.status.jobs["compact"]
+    with lastword.open(log.path, maintain_only=True) as other, other.maintenance():
+        for failures in range(1, 11):
+            clock.move(log.config.worker_interval_ms)
+            assert working.run_due("clean") == ["compact"]
+            assert job.failures == failures
+            assert job.last_error is not None and "is its maintenance" in job.last_error
+    clock.move(log.config.worker_interval_ms)
+    assert working.run_due("clean") == ["compact"]
+    assert (job.failures, job.last_error) == (0, None)
+
+
 def test_what_was_compacted_by_hand_fails_no_longer(log: Log) -> None:
     working = log.worker()
     for topic, partition in (("a", None), ("a", 0), ("b", 0), ("b", None)):

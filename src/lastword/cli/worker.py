@@ -73,7 +73,7 @@ def _show_start(session: Session, log: Log) -> None:
         facts([("data folder", str(log.path)), ("process", str(os.getpid()))]),
         "",
         table(
-            ["job", "what it does", ">first after", ">then every"],
+            ["job", "what it does", ">first within", ">then every"],
             [(name, what, _duration(first), _duration(every)) for name, what, first, every in jobs],
         ),
         "",

@@ -390,7 +390,7 @@ BROKER_SETTINGS: tuple[Setting, ...] = (
         key="worker.initial.delay.ms",
         kind=_DURATION_MS,
         default="60000",
-        meaning="time from the worker's start to its first compaction",
+        meaning="time from the worker's first start to its first compaction; a restart does not begin it anew",
     ),
     Setting(
         key="worker.interval.ms",
