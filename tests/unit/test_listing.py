@@ -218,10 +218,11 @@ class TestATableThatCanNotBeRead:
 
     def test_an_erasure_of_it_waits_and_others_go_on(self, damaged: Path, clock: ManualClock) -> None:
         with open_log(damaged, clock, INLINE) as log:
-            from lastword import erase
+            from lastword import intents
 
             topic_id = log.place("bad").topic_id.hex
-            erase.save_intent(log.path, erase.Intent(topic="bad", topic_id=topic_id, keys=(b"k0",)))
+            wanted = intents.Wanted(keys=(b"k0",), ends=(1,))
+            intents.add_intent(log.path, intents.Intent(topic="bad", topic_id=topic_id, wanted=(wanted,)))
             run_job(log, "compact")
-            assert [each.topic for each in erase.load_intents(log.path)] == ["bad"]
+            assert [each.stem for each in intents.list_intents(log.path)] == [topic_id]
             assert log.topic("good").describe().partitions[0].first_dirty == 2
