@@ -197,6 +197,35 @@ def test_a_partition_whose_changes_are_not_written_is_an_error(
         sources.wait(lambda: state(sources, parted) == rows(cluster, parted))
 
 
+def test_a_partition_whose_changes_name_rows_by_other_columns_is_an_error(
+    cluster: Cluster, log: Log, parted: str, often: None
+) -> None:
+    cluster.run(
+        f"ALTER TABLE {parted} ALTER v SET NOT NULL",
+        f"CREATE UNIQUE INDEX {parted}_v ON {parted}_b_1 (v, id)",
+        f"DELETE FROM {parted} WHERE id > 21",
+    )
+    cluster.run(f"CREATE UNIQUE INDEX {parted}_v_alone ON {parted}_b_1 (v)")
+    with running(log, source(cluster, parted)) as sources:
+        sources.wait_for_phase("stream")
+        # With more columns than the key has it goes.
+        cluster.run(f"ALTER TABLE {parted}_b_1 REPLICA IDENTITY USING INDEX {parted}_v")
+        cluster.run(f"DELETE FROM {parted} WHERE id = 21")
+        same(cluster, sources, parted)
+        cluster.run(f"ALTER TABLE {parted}_b_1 REPLICA IDENTITY USING INDEX {parted}_v_alone")
+        error = sources.wait_for_error(f"The changes of public.{parted}_b_1, a partition of")
+        assert "REPLICA IDENTITY FULL" in error
+        cluster.run(f"ALTER TABLE {parted}_b_1 REPLICA IDENTITY DEFAULT")
+        sources.wait(lambda: sources.status()["error"] is None)
+        # At once, before anybody looks: the change itself tells.
+        cluster.run(
+            f"INSERT INTO {parted} VALUES (23, 3)",
+            f"BEGIN; ALTER TABLE {parted}_b_1 REPLICA IDENTITY USING INDEX {parted}_v_alone; "
+            f"DELETE FROM {parted} WHERE id = 23; ALTER TABLE {parted}_b_1 REPLICA IDENTITY DEFAULT; COMMIT",
+        )
+        sources.wait_for_error("a change came without the key column 'id'")
+
+
 def test_a_publication_that_sends_partitions_as_tables_is_an_error(
     cluster: Cluster, log: Log, parted: str
 ) -> None:

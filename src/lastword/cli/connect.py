@@ -237,6 +237,8 @@ def _remarks(status: dict[str, Any]) -> Iterator[str]:
     details = status.get("details") or {}
     if status.get("error"):
         yield str(status["error"])
+    if details.get("phase") not in (None, "snapshot", "stream"):
+        yield str(details["phase"])
     for name, progress in (details.get("tables") or {}).items():
         if not progress["done"]:
             total = progress["estimated_rows"]

@@ -37,7 +37,12 @@ _LEAVES_QUERY: Final = """
         FROM tree JOIN pg_inherits i ON i.inhparent = tree.inhrelid
     )
     SELECT c.oid::bigint, tree.attached, c.relfilenode::bigint, c.relkind, c.relpersistence,
-           format('%%I.%%I', n.nspname, c.relname)
+           format('%%I.%%I', n.nspname, c.relname),
+           CASE WHEN c.relreplident <> 'f' THEN (
+               SELECT array_agg(a.attname::text) FROM pg_index i JOIN pg_attribute a
+               ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
+               WHERE i.indrelid = c.oid AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END
+           ) END
     FROM tree JOIN pg_class c ON c.oid = tree.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind <> 'p' ORDER BY 1
 """
@@ -54,11 +59,11 @@ class Difference:
 
 
 def marks_of(rows: Rows, table: Table) -> dict[str, str]:
-    """The marks of a table's partitions, by their oids. InvalidError if the changes of one are not in the WAL."""
+    """The marks of a table's partitions, by their oids. InvalidError if the changes of one can't be followed."""
     marks: dict[str, str] = {}
     if not table.is_partitioned:
         return marks
-    for oid, attached, file, kind, persistence, name in rows(_LEAVES_QUERY, [table.oid]):
+    for oid, attached, file, kind, persistence, name, identity in rows(_LEAVES_QUERY, [table.oid]):
         if kind != "r" or persistence != "p":
             what = "unlogged" if kind == "r" else "a foreign table"
             raise InvalidError(
@@ -69,6 +74,12 @@ def marks_of(rows: Rows, table: Table) -> dict[str, str]:
                     else f"ALTER TABLE … DETACH PARTITION {name}"
                 )
                 + " changes that."
+            )
+        if identity is not None and not set(table.key) <= set(identity):
+            # One without any is no matter: PostgreSQL refuses to update or delete its rows.
+            raise InvalidError(
+                f"The changes of {name}, a partition of {table.quoted}, name rows by {', '.join(identity)}, and the key is "
+                f"{', '.join(table.key)}. ALTER TABLE {name} REPLICA IDENTITY FULL changes that."
             )
         marks[str(oid)] = f"{attached}/{file}"
     return marks

@@ -80,7 +80,13 @@ class Shape:
                     f"{self.table}: the key column {self.names[index]!r} is so large that PostgreSQL does not send it. "
                     f"ALTER TABLE … REPLICA IDENTITY FULL makes it do so."
                 )
-            parts.append(self.prefixes[index] + (b"null" if value is None else self.converters[index](value)))
+            if value is None:
+                raise InvalidError(
+                    f"{self.table}: a change came without the key column {self.names[index]!r}, so it can't be told which row "
+                    f"it is of: the table, or a partition of it, had another REPLICA IDENTITY. Set it to DEFAULT, drop the "
+                    f"slot, and let the source begin again with `lastword connect reset`."
+                )
+            parts.append(self.prefixes[index] + self.converters[index](value))
         return b"{" + b",".join(parts) + b"}"
 
     def order_key(self, values: Sequence[Value]) -> OrderKey:
