@@ -175,8 +175,14 @@ def _merge(walks: Sequence[_Walk], limit: int, upwards: bool) -> list[tuple[int,
             first = max(at, key=lambda each: (each.time_ms, each.partition))
         if first.is_known:
             chosen.append((first.partition, first.take()))
-        else:
+            continue
+        try:
             first.open()
+        except CorruptError:
+            # The page ends at the damage; the next one, which begins there, says so.
+            if not chosen:
+                raise
+            break
     return chosen
 
 
@@ -261,7 +267,14 @@ def _tail_downwards(reader: PartitionReader, start: int, end: int) -> Iterator[T
     offsets = TAIL_OFFSETS
     while start < end:
         first = max(start, end - offsets)
-        parts = [_times_of(records) for records in reader.tail(first, end)]
+        try:
+            parts = [_times_of(records) for records in reader.tail(first, end)]
+        except CorruptError:
+            if end - first == 1:
+                raise
+            # What lies behind the damage comes first.
+            offsets = (end - first) // 2
+            continue
         if parts:
             yield np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts])
         end, offsets = first, offsets * 4

@@ -11,6 +11,7 @@ from tests.support.clock import ManualClock
 from tests.support.compacted import INLINE_CONFIG
 from tests.support.logs import open_log
 
+from lastword.errors import CorruptError
 from lastword.log import Log
 from lastword.operations import record_page as pages
 from lastword.operations.record_page import RecordPage, place_of_offset, place_of_time, record_page
@@ -199,3 +200,29 @@ def test_partitions_that_were_added_later_are_newer_than_a_place_and_the_past(lo
         assert older.newer == 8
         check_counts(down(topic))
         topic.seal()
+
+
+def test_damage_ends_a_page_and_keeps_nothing_back_that_comes_before_it(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    with open_log(tmp_path / "data", clock) as log:
+        topic = log.create_topic("t")
+        for number in range(20):
+            topic.append("k", f"value {number}")
+    (file,) = (tmp_path / "data").rglob("wal.*.log")
+    data = bytearray(file.read_bytes())
+    data[data.index(b"value 8")] ^= 1
+    file.write_bytes(data)
+    with open_log(tmp_path / "data", clock, read_only=True) as log:
+        topic = log.topic("t")
+        page = record_page(topic, limit=7, max_bytes=1 << 20)
+        assert [each.offset for each in page.records] == list(range(19, 12, -1))
+        assert (page.total, page.newer) == (None, None)
+        page = record_page(topic, before=page.before, limit=7, max_bytes=1 << 20)
+        assert [each.offset for each in page.records] == [12, 11, 10, 9]
+        with pytest.raises(CorruptError, match=r"offset 8"):
+            record_page(topic, before=page.before, limit=7, max_bytes=1 << 20)
+        page = record_page(topic, before={0: 8}, limit=7, max_bytes=1 << 20)
+        assert [each.offset for each in page.records] == list(range(7, 0, -1))
+        page = record_page(topic, since={}, limit=20, max_bytes=1 << 20)
+        assert [each.offset for each in page.records] == list(range(7, -1, -1))
