@@ -337,7 +337,13 @@ class Worker:
         self._unsealed = found
 
     def _compact(self) -> None:
-        self._log.finish_erasures()
+        try:
+            self._log.finish_erasures()
+        finally:
+            # An erasure that can't go on is told, and keeps no topic from being compacted.
+            self._compact_what_is_due()
+
+    def _compact_what_is_due(self) -> None:
         now_ms = self._clock.now_ms()
         waiting = frozenset(each.place for each in self.status.failing if each.retry_ms > now_ms)
         report = self._log.compact(

@@ -17,7 +17,7 @@ from tests.support.compacted import INLINE_CONFIG
 
 import lastword
 from lastword import steps, worker
-from lastword.errors import LockedError
+from lastword.errors import LockedError, UnavailableError
 from lastword.lanes import Lane
 from lastword.log import Log
 from lastword.record import NewRecord
@@ -222,6 +222,24 @@ def test_a_process_that_has_the_role_for_long_does_not_make_jobs_wait_longer_and
     clock.move(log.config.worker_interval_ms)
     assert working.run_due("clean") == ["compact"]
     assert (job.failures, job.last_error) == (0, None)
+
+
+def test_an_erasure_that_can_not_go_on_is_told_and_keeps_nothing_from_being_compacted(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise UnavailableError("the object store does not answer")
+
+    with lastword.open(tmp_path / "data", config=INLINE_CONFIG, clock=clock) as log:
+        topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+        topic.append(b"k", b"v")
+        topic.seal()
+        monkeypatch.setattr(log, "finish_erasures", fail)
+        working = log.worker()
+        clock.move(log.config.worker_initial_delay_ms)
+        assert working.run_due("clean") == ["compact"]
+        assert working.status.jobs["compact"].last_error == "the object store does not answer"
+        assert topic.table.snapshot().positions[0].first_dirty == 1
 
 
 def test_what_was_compacted_by_hand_fails_no_longer(log: Log) -> None:
