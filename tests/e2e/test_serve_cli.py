@@ -178,6 +178,7 @@ def test_every_command_is_compared() -> None:
 
 MASKS = [
     (r"(\"[a-z_]*(bytes|_ms|duration_s|_ratio)\": )[\d.e-]+", r"\1NUMBER"),
+    (r"\"job\": \"[0-9a-f]{16}\"", "JOB"),
     (r"(\"[a-z_]*bytes[a-z_]*\": )\"\d+( -> \d+)?\"", r"\1NUMBER"),
     (r"/\S*/(direct|served)\b", "DATA"),
     (r"process \d+ on \S+ \(`[^`]*`\)", "PROCESS"),
