@@ -418,6 +418,9 @@ class TestDamage:
             with running_broker(data, NOW):
                 pass
         cli = Cli(data)
+        listed = cli("group", "list")
+        assert all(name in listed.out for name in ("old", "back", "new", "fine"))
+        assert is_started_before or "consumers may read records again" in listed.err
         assert "damaged range" in cli("wal", "repair", GROUPS_TOPIC, code=1).out
         cli("wal", "repair", GROUPS_TOPIC, "--skip", "--yes")
         assert "is not damaged" in cli("wal", "repair", GROUPS_TOPIC).out

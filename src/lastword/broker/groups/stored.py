@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 from uuid import UUID
 
@@ -14,10 +15,12 @@ from lastword.broker.groups.records import (
     group_record,
     offset_record,
 )
-from lastword.broker.groups.replay import GROUPS_TOPIC, replay, with_positions
+from lastword.broker.groups.replay import GROUPS_TOPIC, problems, replay, with_positions
 from lastword.errors import InvalidError, UnknownGroupError, UnknownTopicError
 from lastword.log import Log
 from lastword.record import NewRecord
+
+logger = logging.getLogger(__name__)
 
 
 class StoredGroups:
@@ -62,7 +65,10 @@ class StoredGroups:
             topic = self._log.topic(GROUPS_TOPIC)
         except UnknownTopicError:
             return
-        for key, value in with_positions(replay(topic), self._log.path, self._names).entries:
+        found = with_positions(replay(topic), self._log.path, self._names)
+        for problem in problems(found.lost):
+            logger.warning("%s.", problem)
+        for key, value in found.entries:
             name = key.group_id if isinstance(key, OffsetKey) else key
             group = self._groups.setdefault(name, Group(name))
             if isinstance(key, OffsetKey):
