@@ -977,6 +977,7 @@ class TestCollection:
         place.clock.now += grace_ms
         assert old.path in collect()
         assert bare(old.path) not in place.files()
+        assert not [path for path in place.files() if path.endswith("unnamed.json")]
         assert collect() == ()
         fresh = place.open().load("events")
         assert offsets_of(fresh, fresh.snapshot()) == list(range(5))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from lastword.segments.fileio import SyncedFileIO
+from lastword.segments.fileio import FileTree, SyncedFileIO
 
 NOTE = "metadata/lastword-unnamed.json"
 """Where it is, below the table's location. The paths in it are relative, so that a table may be moved."""
@@ -30,6 +30,11 @@ def load_note(file_io: SyncedFileIO, location: str) -> dict[str, int]:
 
 
 def save_note(file_io: SyncedFileIO, location: str, noted: Mapping[str, int]) -> None:
+    """Replace the note; one that says nothing goes."""
+    if not noted:
+        tree = FileTree(file_io, location)
+        tree.remove_file(f"{tree.path}/{NOTE}")
+        return
     with file_io.new_output(f"{location}/{NOTE}").create(overwrite=True) as stream:
         stream.write(json.dumps(noted, separators=(",", ":")).encode())
 
