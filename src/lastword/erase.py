@@ -38,7 +38,7 @@ from lastword.segments.table import Segment, SegmentTable, Snapshot, retry_on_co
 from lastword.steps import reached
 from lastword.tiering import SealReport
 from lastword.wal import deleter
-from lastword.wal.files import ASIDE_FOLDER, file_name
+from lastword.wal.files import ASIDE_FOLDER, SET_ASIDE, file_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,5 +273,7 @@ class Eraser:
             for file in wal.files:
                 if file.first_offset < self._intent.end(wal.partition):
                     yield f"{wal.folder / file_name(file.seq)}: it has records from before the erasure, and is still there"
+        for folder in sorted((self._data_folder / "wal").glob(f"*/*/{self._intent.topic_id}{SET_ASIDE}*")):
+            yield f"{folder}: a WAL that was set aside when the topic was taken over. Export what you need, and remove it"
         yield from staged_with(self._data_folder, self._intent.topic_id, self._keys)
         yield from positions_with(self._data_folder, self._intent.keys)

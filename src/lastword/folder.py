@@ -11,7 +11,7 @@ from lastword.clock import Clock
 from lastword.config import BrokerConfig
 from lastword.errors import InvalidError
 from lastword.segments.iceberg import IcebergCatalog, sqlite_file, sqlite_properties
-from lastword.segments.table import Announce, to_nobody
+from lastword.segments.table import Announce, Guard, to_nobody
 
 CONFIG_FILE = "lastword.yaml"
 FORMAT_FILE = "FORMAT"
@@ -98,8 +98,14 @@ class Storage:
         return not (self.has_catalog and self.has_warehouse)
 
     def open_catalog(
-        self, clock: Clock, announce: Announce = to_nobody, *, create: bool = True
+        self,
+        clock: Clock,
+        announce: Announce = to_nobody,
+        *,
+        create: bool = True,
+        guard: Guard | None = None,
     ) -> IcebergCatalog:
+        """Open the catalog. `guard` says which of its tables may be changed."""
         file = sqlite_file(self.properties)
         if not create and file is not None and not file.exists():
             # SQLite would make an empty one.
@@ -112,6 +118,7 @@ class Storage:
             clock=clock,
             announce=announce,
             create=create,
+            guard=guard,
         )
 
 

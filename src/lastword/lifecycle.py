@@ -32,7 +32,14 @@ from uuid import UUID
 from lastword import disk, staged
 from lastword.clock import Clock
 from lastword.config import split_name
-from lastword.errors import CorruptError, LastwordError, StorageError, UnavailableError, UnknownTopicError
+from lastword.errors import (
+    CorruptError,
+    LastwordError,
+    NotOwnerError,
+    StorageError,
+    UnavailableError,
+    UnknownTopicError,
+)
 from lastword.leases import live_leases
 from lastword.readers import READERS_FOLDER
 from lastword.segments.table import SegmentCatalog, SegmentTable, TopicInfo, retry_on_conflict
@@ -187,6 +194,9 @@ class Lifecycle:
                 return True
         except UnknownTopicError:
             return True
+        except NotOwnerError:
+            # Not marked, and another data folder's: no mark of ours can come after that.
+            pass
         self._withdraw(deletion)
         return False
 

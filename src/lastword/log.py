@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import UUID
 
-from lastword import identity, intents, leases, relocating, repairing, retention, staged
+from lastword import identity, intents, leases, relocating, repairing, retention, staged, takeover
 from lastword.announcements import Announcements
 from lastword.channel import ChannelServer, ask
 from lastword.clock import Clock, SystemClock, new_uuid
@@ -60,10 +60,11 @@ from lastword.lifecycle import Deletion, Lifecycle, UndecidedError, wal_folder
 from lastword.listing import TopicListing, UnreadableTopic, Visited, visit
 from lastword.locks import Role, RoleLock, writer_channel
 from lastword.measuring import Measures, look
+from lastword.ownership import Confirmer, Ownership, foreign_error, now_s
 from lastword.readers import committed_positions
 from lastword.repairing import RepairPlan
 from lastword.retention import RetentionPlan
-from lastword.segments.fileio import io_properties
+from lastword.segments.fileio import io_properties, warehouse_uri
 from lastword.segments.table import (
     Collected,
     SegmentCatalog,
@@ -72,6 +73,7 @@ from lastword.segments.table import (
     TopicInfo,
     retry_on_conflict,
 )
+from lastword.takeover import TakenOver
 from lastword.topic import Topic
 from lastword.wal import deleter
 from lastword.wal.flusher import Flusher
@@ -158,6 +160,7 @@ class Log:
         check_folder(self.path, create=create and self._writes)
         storage = Storage.of(self.path, self.config)
         relocating.check(storage, writes=self._writes)
+        self._warehouse = warehouse_uri(storage.warehouse)
         self._topics: dict[str, Topic] = {}
         self._topics_lock = threading.RLock()
         """Held while a topic is opened, created, or marked as deleted. Nothing that appends or rolls needs it."""
@@ -171,6 +174,7 @@ class Log:
         self._channel = ChannelServer(self._answer) if self._writes else None
         self._writer_role: RoleLock | None = None
         self._flusher: Flusher | None = None
+        self._confirmer: Confirmer | None = None
         self._compaction: Compaction | None = None
         self._measures = Measures()
         self.announcements = Announcements(self.path, is_writer=self._writes)
@@ -180,10 +184,14 @@ class Log:
                 self._writer_role = RoleLock.acquire(
                     self.path, Role.WRITER, clock, channel=self._channel.path
                 )
-                relocating.settle(storage, clock)
+                self._ownership = Ownership.of_writer(storage, clock)
+            elif self._maintains:
+                self._ownership = Ownership.of_maintainer(storage, clock)
+            else:
+                self._ownership = Ownership.of_reader(storage, clock)
             self._leases = LeaseKeeper(self.path, clock, self.config.lease_ttl_ms)
             self._catalog: SegmentCatalog = storage.open_catalog(
-                clock, self.announcements.announce, create=self._writes
+                clock, self.announcements.announce, create=self._writes, guard=self._ownership
             )
             self._lifecycle = Lifecycle(self.path, self._catalog, clock)
             if self._writes:
@@ -195,6 +203,8 @@ class Log:
                 if self.config.wal_sync.mode == "interval":
                     assert self.config.wal_sync.interval_ms is not None
                     self._flusher = Flusher(self._writers, self.config.wal_sync.interval_ms)
+                if storage.is_shared:
+                    self._confirmer = Confirmer(self._ownership, self._catalog, self._lost)
             if self._channel is not None:
                 # Its answers need everything above; who asks before waits.
                 self._channel.start()
@@ -225,9 +235,12 @@ class Log:
         assert is_internal(name), name
         with self._topics_lock:
             try:
-                return self.topic(name)
+                topic = self.topic(name)
             except UnknownTopicError:
                 return self._create_topic(name, 1, {})
+            if topic.foreign is not None:
+                raise topic.foreign
+            return topic
 
     def _create_topic(self, name: str, partitions: int, own: dict[str, str]) -> Topic:
         self._check_writer()
@@ -243,12 +256,12 @@ class Log:
         """An existing topic; UnknownTopicError if there is none of that name."""
         self._check_open()
         opened = self._topics.get(name)
-        if opened is not None and self._writes:
+        if opened is not None and self._writes and opened.foreign is None:
             # Without the lock: appends and rolls go on while another topic is created or deleted.
             return opened
         with self._topics_lock:
             topic = self._topics.get(name)
-            if topic is not None and not self._writes:
+            if topic is not None and not (self._writes and topic.foreign is None):
                 topic = self._looked_at_again(topic)
             if topic is None:
                 if self._writes:
@@ -264,6 +277,16 @@ class Log:
     def topics(self, *, include_internal: bool = False) -> list[str]:
         """The names of all topics, also of those that can't be read; those of Lastword's own only if asked for."""
         return self.listing(include_internal=include_internal).names
+
+    def own_topics(self) -> list[str]:
+        """The names of all topics that this folder may change, also of those that can't be read or are Lastword's own."""
+        listing = self.listing(include_internal=True)
+        foreign = {info.name for info in listing.infos if self._ownership.is_foreign(info)}
+        return [name for name in listing.names if name not in foreign]
+
+    def is_foreign(self, topic: TopicInfo) -> bool:
+        """Whether a topic of the catalog belongs to another data folder, which alone changes it."""
+        return self._ownership.is_foreign(topic)
 
     def catalog_names(self) -> list[str]:
         """The names of all topics, also of those that can't be read just now or are being deleted."""
@@ -295,12 +318,12 @@ class Log:
         return self._leases.hold(topic_id=topic_id.hex, job=STAGE_JOB)
 
     def visit(self, act: Callable[[str], T], names: Iterable[str] | None = None) -> Visited[T]:
-        """Do something to each topic, or to some, by its name.
+        """Do something to each topic of this folder, or to some, by its name.
 
         One that is deleted meanwhile is skipped, also where that makes the act fail. What fails for one is noted, and
         the others go on.
         """
-        return visit(self.topics(include_internal=True) if names is None else names, act, self._is_gone)
+        return visit(self.own_topics() if names is None else names, act, self._is_gone)
 
     def alter_topic(
         self,
@@ -353,6 +376,19 @@ class Log:
         if topic.partitions > before and topic.settings.compacts:
             logger.warning("%s", warning_of_more_partitions(name, topic.partitions))
         return topic
+
+    def take_over(self, name: str) -> TakenOver | None:
+        """Make this folder the owner of a topic that belongs to another one; None if it is already.
+
+        What the other one has acknowledged and not sealed stays in its folder. See lastword.takeover.
+        """
+        self._check_writer()
+        with self._topics_lock:
+            table = self._load(name)
+            done = takeover.take_over(table, self._ownership, self.path, warehouse=self._warehouse)
+            if done is not None:
+                self._let_go(name)
+            return done
 
     def delete_topic(self, name: str, *, topic_id: UUID | None = None) -> None:
         """Delete a topic with everything that belongs to it; with `topic_id` only if it is still that one."""
@@ -448,6 +484,8 @@ class Log:
                     turns.take(name)
                 table = self._load(name)
                 topic = self.topic(name)
+                if topic.foreign is not None:
+                    raise topic.foreign
                 own_wals = topic.local_wals()
                 if "retention" in wanted_steps:
                     unsealed = _unsealed_bytes(own_wals)
@@ -463,7 +501,7 @@ class Log:
                         table, self.path, self.config, now_ms, dry_run=dry_run
                     )
 
-            chosen = [name for name in names if wanted is None or name in wanted]
+            chosen = self.own_topics() if wanted is None else [name for name in names if name in wanted]
             visited = self.visit(retain, chosen if turns is None else turns.in_order(chosen))
             for name, error in visited.problems.items():
                 logger.error("retention of %s: %s", name, error)
@@ -587,6 +625,8 @@ class Log:
         wanted_keys = tuple(dict.fromkeys(keys))
         erase.check_keys(wanted_keys)
         found = self.topic(topic)
+        if found.foreign is not None:
+            raise found.foreign
         with self.maintenance(*Lane):
             # From now on: what is appended later is new, and stays.
             ends = tuple(extent.log_end for _, extent in sorted(found.extents().items()))
@@ -739,6 +779,8 @@ class Log:
             self._channel.close()
         if self._flusher is not None:
             self._flusher.close()
+        if self._confirmer is not None:
+            self._confirmer.close()
         errors: list[LastwordError] = []
         for topic in list(self._topics.values()):
             try:
@@ -766,17 +808,25 @@ class Log:
 
     def _open_topic(self, name: str, *, writes: bool | None = None) -> Topic:
         table = self._load(name)
-        writes = self._writes if writes is None else writes
-        if writes:
+        wanted = self._writes if writes is None else writes
+        looked_s = now_s()
+        info = table.snapshot().topic
+        is_foreign = self._ownership.is_foreign(info)
+        if wanted and not is_foreign:
+            if self._ownership.is_shared:
+                table.claim()
             repairing.restore_partitions(table, self.path)
+            info = table.snapshot().topic
         return Topic(
-            table.snapshot().topic,
+            info,
             table,
             data_folder=self.path,
             config=self.config,
             clock=self._clock,
             leases=self._leases,
-            writes=writes,
+            writes=wanted and not is_foreign,
+            foreign=foreign_error(info) if is_foreign else None,
+            may_append=self._ownership.hold(info, looked_s) if wanted and not is_foreign else None,
             maintenance=self.maintenance if self._maintains else None,
             ask_to_roll=lambda due_only: self._ask_to_roll(name, due_only),
             compaction_service=lambda: self.compaction.service(name),
@@ -832,7 +882,7 @@ class Log:
 
     def _compacted_names(self, topics: Iterable[str] | None) -> list[str]:
         if topics is None:
-            return self.topics(include_internal=True)
+            return self.own_topics()
         return [self.topic(name).name for name in topics]
 
     def _compaction_parts(self, name: str) -> TopicParts:
@@ -848,7 +898,7 @@ class Log:
         except UnknownTopicError:
             self._let_go(topic.name)
             raise
-        if info.id != topic.id:
+        if info.id != topic.id or self._ownership.is_foreign(info) != (topic.foreign is not None):
             self._let_go(topic.name)
             return None
         topic.changed(info)
@@ -888,9 +938,31 @@ class Log:
         # Without the lock: a sync must not wait for a topic that is being created or deleted.
         return [writer for topic in list(self._topics.values()) for writer in topic.writers()]
 
+    def _lost(self, name: str) -> None:
+        """Another folder has a topic now: whoever asks for it from now on finds the other's."""
+        with self._topics_lock:
+            try:
+                found = self._open_topic(name)
+            except UnknownTopicError:
+                self._let_go(name)
+                return
+            except LastwordError as error:
+                # What there is stays, and says to everybody why it takes no appends.
+                logger.warning("%s, which was lost, can't be looked at: %s", name, error)
+                return
+            lost = self._topics.get(name)
+            # In one step: to the broker, a topic that is not there has been deleted.
+            self._topics[name] = found
+            if self._compaction is not None:
+                self._compaction.forget(name)
+        if lost is not None:
+            with _warned(f"closing {name}, which was lost"):
+                lost.close()
+
     def _let_go(self, name: str) -> None:
         """Close a topic that is gone, or may be: it takes no more appends."""
         if (opened := self._topics.pop(name, None)) is not None:
+            self._ownership.let_go(opened.id)
             with _warned(f"closing {name}, which is being deleted"):
                 opened.close()
         if self._compaction is not None:

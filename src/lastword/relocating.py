@@ -29,6 +29,7 @@ from lastword.folder import CLUSTER_ID_FILE, FORMAT_FILE, Storage, check_folder,
 from lastword.identity import Identity, Standing, is_same_place
 from lastword.leases import LEASES_FOLDER
 from lastword.lifecycle import forget_places
+from lastword.listing import visit
 from lastword.locks import Role, RoleLock
 from lastword.running import RUN_FOLDER
 from lastword.segments import mapping
@@ -95,7 +96,7 @@ def settle(storage: Storage, clock: Clock) -> Identity:
                 _execute(storage, known, clock, new_id=known.becoming)
             return _settled(storage.folder)
         case Standing.UNKNOWN:
-            return identity.save(storage.folder, known)
+            return identity.save(storage.folder, recognized(storage, clock, create=True) or known)
         case Standing.COPY:
             raise identity.copy_error(storage.folder, known.path)
     if storage.is_shared:
@@ -108,6 +109,22 @@ def settle(storage: Storage, clock: Clock) -> Identity:
     with _others_kept_out(storage.folder, clock):
         _execute(storage, known, clock, new_id=None)
     return _settled(storage.folder)
+
+
+def recognized(storage: Storage, clock: Clock, *, create: bool = False) -> Identity | None:
+    """The identity of a folder whose own note of it is lost, by what its tables say; None if they say nothing.
+
+    With `create` the catalog is made if it is not there.
+    """
+    file = sqlite_file(storage.properties)
+    if storage.has_catalog and (file is None or not file.exists()):
+        return None
+    here = identity.new_identity(storage.folder)
+    with closing(storage.open_catalog(clock, create=create)) as catalog:
+        infos = visit(catalog.list(), lambda name: catalog.load(name).snapshot().topic, lambda _: False).found
+    owners = [info.owner for info in infos.values() if info.owner is not None]
+    own = [each for each in owners if (each.path, each.host) == (here.path, socket.gethostname())]
+    return replace(here, id=own[0].folder_id) if own else None
 
 
 def plan(storage: Storage, *, as_copy: bool = False) -> Relocation:

@@ -34,6 +34,7 @@ from lastword.errors import (
     InvalidError,
     InvalidRecordError,
     LastwordError,
+    NotOwnerError,
     OffsetOutOfRangeError,
     PartlyAppendedError,
     UnavailableError,
@@ -142,7 +143,12 @@ class Topic:
         maintenance: Callable[..., AbstractContextManager[object]] | None,
         ask_to_roll: Callable[[bool], list[tuple[int, str]]],
         compaction_service: Callable[[], TopicCompactionService],
+        foreign: NotOwnerError | None = None,
+        may_append: Callable[[], None] | None = None,
     ) -> None:
+        self.foreign = foreign
+        """What is raised where a topic would have to be ours to do something; None if it is."""
+        self._may_append = may_append
         self._info = info
         self._settings = config.resolve(info.name, info.config)
         self._table = table
@@ -364,6 +370,8 @@ class Topic:
             except LastwordError as error:
                 failed = failed or error
                 del offsets[partition]
+        # A sync may take long: what was lost meanwhile is not acknowledged.
+        self.check_owned()
         metrics.RECORDS_APPENDED.labels(self.name).inc(sum(map(len, offsets.values())))
         metrics.BYTES_APPENDED.labels(self.name).inc(
             sum(len(data) for each in offsets for data in by_partition[each])
@@ -991,6 +999,9 @@ class Topic:
         return self._writers[self._check_partition(partition)]
 
     def _wal_folder(self, partition: int) -> Path:
+        if self.foreign is not None:
+            # Its WAL is in its owner's folder. What an earlier time as its owner has left here is no part of it.
+            return self._data_folder / "wal" / ".foreign" / self.id.hex / str(partition)
         return wal_folder(self._data_folder, self.name, self.id) / str(partition)
 
     def _check_partition(self, partition: int) -> int:
@@ -1001,6 +1012,7 @@ class Topic:
         return partition
 
     def _check_writer(self) -> None:
+        self.check_owned()
         if self._closed:
             raise ClosedError(f"Topic {self.name!r} has been closed.")
         if not self._writes:
@@ -1008,9 +1020,20 @@ class Topic:
                 "The log was opened for reading or maintenance only; open it as its writer to change it."
             )
 
+    def check_owned(self) -> None:
+        """Raise NotOwnerError where another data folder has, or may have taken, the topic: nothing is acknowledged."""
+        if self.foreign is not None:
+            raise self.foreign
+        if self._may_append is not None:
+            self._may_append()
+
     def _as_maintenance(self, *lanes: Lane) -> AbstractContextManager[object]:
         if self._closed:
+            # It may have been closed because it was lost.
+            self.check_owned()
             raise ClosedError(f"Topic {self.name!r} has been closed.")
+        if self.foreign is not None:
+            raise self.foreign
         if self._maintenance is None:
             raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
         return self._maintenance(*lanes)

@@ -88,7 +88,7 @@ class Maintained(Protocol):
     @property
     def config(self) -> BrokerConfig: ...
 
-    def topics(self, *, include_internal: bool = False) -> list[str]: ...
+    def own_topics(self) -> list[str]: ...
 
     def topic(self, name: str) -> MaintainedTopic: ...
 
@@ -316,7 +316,7 @@ class Worker:
             )
             return [f"{name} partition {partition}: {what}" for partition, what in report.problems]
 
-        visited = self._log.visit(seal, turns.in_order(self._log.topics(include_internal=True)))
+        visited = self._log.visit(seal, turns.in_order(self._log.own_topics()))
         problems = {name: "; ".join(own) for name, own in visited.found.items() if own}
         problems |= {name: f"{name}: {error}" for name, error in visited.problems.items()}
         self._note_unsealed(problems, now_ms)
@@ -353,7 +353,7 @@ class Worker:
             stop=self._stop.is_set,
         )
         tried = {(each.topic, each.partition) for each in report.partitions}
-        left = set(self._log.topics(include_internal=True)) if self.status.failing else set()
+        left = set(self._log.own_topics()) if self.status.failing else set()
         with self._keeper.lock:
             counts = {each.place: each.failures for each in self.status.failing}
             self.status.failing = [

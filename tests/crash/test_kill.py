@@ -24,7 +24,7 @@ DAMAGED = {"wal.recover.created", "wal.repair.written", "wal.repair.replaced", "
 
 ELSEWHERE = (
     *("compact.", "erase.", "staged.", "connect.", "sink.", "relocate.", "register.", "go_back."),
-    *("backup.", "place.", "restore."),
+    *("backup.", "place.", "restore.", "own.", "takeover."),
 )
 """Steps of work that changes what is to be found: it has kill tests of its own, and a model that knows its rules."""
 

@@ -216,9 +216,15 @@ def test_a_copy_of_a_copy(data: Path) -> None:
 
 
 def without_identity(data: Path) -> Path:
-    """As the first version left it."""
+    """Its tables alone tell who it is. Those of the first version don't even name an owner: test_ownership.py."""
     (data / "IDENTITY").unlink()
     return data
+
+
+def test_an_identity_that_was_lost_is_found_again(data: Path) -> None:
+    before = identity.load(data)
+    check_it_goes_on(without_identity(data))
+    assert identity.load(data).id == before.id
 
 
 def test_a_folder_of_the_first_version_gets_an_identity(data: Path) -> None:

@@ -138,6 +138,7 @@ class _Lane:
         for writer, end_offset in ends.items():
             try:
                 writer.settle(end_offset)
+                by_writer[writer][0][0].topic.check_owned()
             except LastwordError as error:
                 for append in by_writer[writer][0]:
                     _fail(append, error)

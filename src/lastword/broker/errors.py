@@ -14,6 +14,7 @@ from lastword.errors import (
     InvalidRecordError,
     InvalidTimestampError,
     InvalidTopicError,
+    NotOwnerError,
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     RecordTooLargeError,
@@ -34,6 +35,7 @@ class ErrorCode(IntEnum):
     CORRUPT_MESSAGE = 2
     UNKNOWN_TOPIC_OR_PARTITION = 3
     LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
     REQUEST_TIMED_OUT = 7
     MESSAGE_TOO_LARGE = 10
     OFFSET_METADATA_TOO_LARGE = 12
@@ -100,6 +102,8 @@ _CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (CorruptError, ErrorCode.CORRUPT_MESSAGE),
     # Clients try again after these two: the partition may be reopened, and what is closed is being started anew.
     (WriteFailedError, ErrorCode.KAFKA_STORAGE_ERROR),
+    # Another data folder has the topic: clients look for its broker.
+    (NotOwnerError, ErrorCode.NOT_LEADER_OR_FOLLOWER),
     (UnavailableError, ErrorCode.KAFKA_STORAGE_ERROR),
     (ClosedError, ErrorCode.LEADER_NOT_AVAILABLE),
     # What the system refused, such as another open file: clients try again.

@@ -68,7 +68,11 @@ def _description_parts(found: dict[str, Any]) -> list[Any]:
                 ("cleanup.policy", found["cleanup_policy"]),
                 ("partitions", str(len(found["partitions"]))),
                 ("sealed in", found["location"]),
-                ("WAL in", found["wal_folder"]),
+                *(
+                    [("WAL in", found["wal_folder"])]
+                    if found["foreign"] is None
+                    else [("owner", styled(found["foreign"], "yellow"))]
+                ),
                 ("worker", found["worker"] or "none is running"),
             ]
         ),

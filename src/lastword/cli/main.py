@@ -36,6 +36,7 @@ from lastword.cli import (
     scene,
     serve,
     status,
+    takeover,
     topic,
     verify,
     wal,
@@ -92,6 +93,7 @@ compact.register(app, topic.app)
 verify.register(app)
 erase.register(app)
 relocate.register(app)
+takeover.register(app)
 backup.register(app)
 worker.register(app)
 serve.register(app)

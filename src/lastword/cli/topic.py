@@ -160,8 +160,9 @@ def list_topics(session: Session) -> None:
     if not found:
         session.output.show(found, f"There are no topics in {session.data_folder}.")
         return
+    has_foreign = any(each["foreign_owner"] for each in found)
     shown = table(
-        ["topic", ">partitions", POLICY, "settings of its own"],
+        ["topic", ">partitions", POLICY, "settings of its own", *(["belongs to"] if has_foreign else [])],
         [
             (
                 each["name"],
@@ -169,6 +170,7 @@ def list_topics(session: Session) -> None:
                 each["cleanup_policy"] or styled(each["state"], "bold red"),
                 ", ".join(f"{key}={value}" for key, value in sorted(each["config"].items()) if key != POLICY)
                 or None,
+                *([each["foreign_owner"] or "this folder"] if has_foreign else []),
             )
             for each in found
         ],

@@ -1,19 +1,24 @@
-"""`lastword wal`: what is in the write-ahead logs, and the way out when one is damaged."""
+"""`lastword wal`: what is in the write-ahead logs, what only they have, and the way out when one is damaged."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from lastword.cli.options import Session, TopicArgument, YesOption, command, group
 from lastword.cli.output import age, count, facts, heading, offsets, size, styled, table
+from lastword.cli.record_lines import json_line
+from lastword.errors import CorruptError, InvalidError
 
 app = group(
     "wal",
     help="Look into the write-ahead logs, and repair them.",
-    examples=["lastword wal show users", "lastword wal repair users"],
+    examples=["lastword wal show users", "lastword wal repair users", "lastword wal export users"],
 )
 
 
@@ -104,6 +109,86 @@ def _topic_parts(found: dict[str, Any]) -> list[Any]:
             f"`lastword wal repair {found['topic']}` shows what can be kept.",
         ]
     return parts
+
+
+# ----------------------------------------------------------------------------------------------- export
+
+
+@command(
+    app,
+    "export",
+    examples=[
+        "lastword wal export users > rescued.jsonl",
+        "lastword wal export users --from-offset 0 --file everything.jsonl",
+        "lastword wal export users --data old-folder | lastword produce users --jsonl",
+    ],
+)
+def export(
+    session: Session,
+    name: TopicArgument,
+    from_offset: Annotated[
+        int | None,
+        typer.Option(
+            "--from-offset",
+            metavar="N",
+            min=0,
+            help="From this offset on, whatever is sealed [what is not sealed]. Needs no catalog.",
+            show_default=False,
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            metavar="FILE",
+            help="Write to this new file, not to standard output.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Print the records that only this data folder's WAL has, as JSON lines that `lastword produce --jsonl` takes.
+
+    Also of a topic that another folder has taken over: those that this one acknowledged and had not sealed. Nothing is
+    locked or changed. The exit code is 1 if some of them are damaged.
+    """
+    from lastword.clock import SystemClock
+    from lastword.folder import Storage, check_folder, load_config
+    from lastword.rescue import local_records
+
+    folder = session.data_folder.absolute()
+    check_folder(folder, create=False)
+    storage = Storage.of(folder, load_config(folder, session.config))
+    wals = local_records(storage, name, SystemClock(), from_offset=from_offset)
+    written, problems = 0, []
+    with _output(file) as lines:
+        for wal in wals:
+            try:
+                for record in wal.read():
+                    lines.write(json_line(record) + "\n")
+                    written += 1
+            except CorruptError as error:
+                problems.append(f"partition {wal.partition}: {error}")
+    for problem in problems:
+        session.output.warn(problem)
+    if file is not None:
+        session.output.show(
+            {"topic": name, "records": written, "file": str(file), "problems": problems},
+            f"Wrote {count(written, 'record')} of {name} to {file}.",
+        )
+    if problems:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _output(file: Path | None) -> Iterator[TextIO]:
+    if file is None:
+        yield sys.stdout
+        return
+    try:
+        with file.open("x", encoding="utf-8") as lines:
+            yield lines
+    except FileExistsError:
+        raise InvalidError(f"{file} is there already; name a new file.") from None
 
 
 # ----------------------------------------------------------------------------------------------- repair

@@ -22,7 +22,8 @@ MOST_FOOTERS = 256
 def describe_topic(log: Log, name: str) -> dict[str, Any]:
     """Everything about one topic; of one whose table can't be read, why. Nothing is locked or changed."""
     try:
-        found, problem = _look(log.topic(name))
+        topic = log.topic(name)
+        found, problem = _look(topic)
     except CorruptError as error:
         return _unreadable(log, name, error)
     readers = {each: CommittedPositions(log.path, found.id.hex, each).load() for each in found.readers}
@@ -36,6 +37,7 @@ def describe_topic(log: Log, name: str) -> dict[str, Any]:
         "cleanup_policy": found.cleanup_policy,
         "location": found.location,
         "wal_folder": found.wal_folder,
+        "foreign": None if topic.foreign is None else str(topic.foreign),
         "partitions": [
             {
                 **asdict(each),

@@ -38,6 +38,7 @@ def list_topics(log: Log) -> list[Data]:
             "partitions": info.partitions,
             "cleanup_policy": _policy(log.config.explain(info.name, info.config)),
             "config": dict(info.config),
+            "foreign_owner": str(info.owner) if log.is_foreign(info) else None,
         }
         for info in listing.infos
     ]

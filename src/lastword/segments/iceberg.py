@@ -11,6 +11,7 @@ drops a topic that was created again under the same name. Its files go only from
 from __future__ import annotations
 
 import builtins
+import logging
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ from lastword.errors import (
     CorruptError,
     InvalidConfigError,
     InvalidError,
+    LastwordError,
     StorageError,
     TopicExistsError,
     UnknownTopicError,
@@ -45,9 +47,20 @@ from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.loader import TableLoader
 from lastword.segments.older import OlderState, older_states
 from lastword.segments.relocation import Rewritten, rewrite
-from lastword.segments.table import Announce, Positions, Segment, TablePlace, TopicInfo, to_nobody
+from lastword.segments.table import (
+    Announce,
+    Guard,
+    OwnerLook,
+    Positions,
+    Segment,
+    TablePlace,
+    TopicInfo,
+    to_nobody,
+)
 
 _DROP_ATTEMPTS = 10
+
+log = logging.getLogger(__name__)
 
 CATALOG_NAME = "lastword"
 """The catalog's name: other engines that read a SQL catalog's tables give the same one."""
@@ -106,9 +119,16 @@ class IcebergCatalog:
     """The tables of all topics."""
 
     def __init__(
-        self, *, catalog: Catalog, warehouse: str, clock: Clock, announce: Announce = to_nobody
+        self,
+        *,
+        catalog: Catalog,
+        warehouse: str,
+        clock: Clock,
+        announce: Announce = to_nobody,
+        guard: Guard | None = None,
     ) -> None:
         self._announce = announce
+        self._guard = guard
         self._loader = TableLoader(catalog)
         self._catalog = catalog
         self._warehouse = warehouse
@@ -124,8 +144,12 @@ class IcebergCatalog:
         clock: Clock,
         announce: Announce = to_nobody,
         create: bool = True,
+        guard: Guard | None = None,
     ) -> IcebergCatalog:
-        """Open the catalog that pyiceberg's `properties` name. Without `create` it must be there."""
+        """Open the catalog that pyiceberg's `properties` name. Without `create` it must be there.
+
+        `guard` says which tables may be changed; without one all may.
+        """
         warehouse = warehouse_uri(warehouse)
         given = {**properties, "warehouse": warehouse, PY_IO_IMPL: FILE_IO}
         if not create:
@@ -139,7 +163,7 @@ class IcebergCatalog:
             except ValueError as error:
                 raise InvalidConfigError(f"The catalog's properties: {error}") from error
         _make_commits_last(catalog)
-        return cls(catalog=catalog, warehouse=warehouse, clock=clock, announce=announce)
+        return cls(catalog=catalog, warehouse=warehouse, clock=clock, announce=announce, guard=guard)
 
     def create(
         self,
@@ -157,6 +181,7 @@ class IcebergCatalog:
             if self._loader.exists(identifier):
                 raise TopicExistsError(f"There is a topic {topic.name} already.")
             positions += (Positions(),) * (topic.partitions - len(positions))
+            owner = self._guard.new_owner(topic) if self._guard is not None else None
             transaction = self._catalog.create_table_transaction(
                 identifier,
                 mapping.SCHEMA,
@@ -166,6 +191,7 @@ class IcebergCatalog:
                 properties={
                     **mapping.TABLE_PROPERTIES,
                     **mapping.topic_properties(topic),
+                    **(mapping.owner_properties(owner) if owner is not None else {}),
                     mapping.POSITIONS: mapping.positions_to_json(positions),
                 },
             )
@@ -254,7 +280,44 @@ class IcebergCatalog:
         with mapped(f"Loading the topic {name}"):
             table = self._loader.load(mapping.identifier_of(name))
         with decoding(table.metadata_location):
-            return IcebergTable(loader=self._loader, table=table, clock=self._clock, announce=self._announce)
+            return IcebergTable(
+                loader=self._loader,
+                table=table,
+                clock=self._clock,
+                announce=self._announce,
+                guard=self._guard,
+            )
+
+    def owners(self, known: Mapping[str, str | None]) -> dict[str, OwnerLook]:
+        """Look at the owners of topics. `known` is where each one's metadata was at the last look, if there was one.
+
+        A SQL catalog is asked once for all of them, and only metadata that has changed is read. A topic whose table
+        can't be looked at is left out.
+        """
+        with mapped("Looking at the owners of topics"):
+            pointers = self._loader.pointers()
+        found: dict[str, OwnerLook] = {}
+        for name, pointer in known.items():
+            try:
+                with mapped(f"Looking at the owner of {name}"):
+                    found[name] = self._look(name, pointer, pointers)
+            except LastwordError as error:
+                log.warning("%s", error)
+        return found
+
+    def _look(
+        self, name: str, before: str | None, pointers: Mapping[tuple[str, str], str] | None
+    ) -> OwnerLook:
+        identifier = mapping.identifier_of(name)
+        if pointers is not None and identifier not in pointers:
+            return OwnerLook()
+        if pointers is not None and before == pointers[identifier]:
+            return OwnerLook(pointer=before, is_unchanged=True)
+        try:
+            table = self._loader.load(identifier)
+        except NoSuchTableError:
+            return OwnerLook()
+        return OwnerLook(pointer=table.metadata_location, topic=mapping.topic_from(table.metadata.properties))
 
     def list(self) -> builtins.list[str]:
         with mapped("Listing the topics"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from threading import Lock
 from typing import Literal
 
@@ -26,6 +27,9 @@ from lastword.segments.table import (
     Announce,
     Codec,
     Collected,
+    Guard,
+    Owner,
+    PastOwner,
     PendingCommit,
     Positions,
     Ref,
@@ -33,6 +37,7 @@ from lastword.segments.table import (
     SegmentGoneError,
     Snapshot,
     TopicInfo,
+    retry_on_conflict,
     to_nobody,
 )
 
@@ -41,8 +46,15 @@ class IcebergTable:
     """The sealed segments of one topic. May be used by several threads."""
 
     def __init__(
-        self, *, loader: TableLoader, table: Table, clock: Clock, announce: Announce = to_nobody
+        self,
+        *,
+        loader: TableLoader,
+        table: Table,
+        clock: Clock,
+        announce: Announce = to_nobody,
+        guard: Guard | None = None,
     ) -> None:
+        self._guard = guard
         self._loader = loader
         self._announce = announce
         self._clock = clock
@@ -117,6 +129,9 @@ class IcebergTable:
         operation: str,
         details: Mapping[str, str] | None = None,
     ) -> Snapshot:
+        if self._guard is not None:
+            # Before the positions are compared: those of another owner's table don't fit what was planned here.
+            self._guard.check(base.topic)
         change = Change(
             operation=operation,
             details=details or {},
@@ -156,6 +171,29 @@ class IcebergTable:
         )
         return self._commit(base, change)
 
+    def claim(self) -> TopicInfo:
+        def attempt() -> TopicInfo:
+            base = self.snapshot()
+            if self._guard is None or self._guard.check(base.topic) is None:
+                return base.topic
+            return self._commit(base, Change(operation="own", positions=base.positions)).topic
+
+        return retry_on_conflict(attempt)
+
+    def take_over(self, base: Snapshot, owner: Owner, positions: Mapping[int, Positions]) -> Snapshot:
+        before = base.topic.owner
+        past = base.topic.past_owners
+        if before is not None:
+            ends = tuple(each.sealed_end for each in base.positions)
+            past += (PastOwner(folder_id=before.folder_id, epoch=before.epoch, sealed_ends=ends),)
+        change = Change(
+            operation="takeover",
+            positions=_moved(base, positions),
+            details={"from": before.folder_id if before else "", "epoch": str(owner.epoch)},
+            properties={mapping.PAST_OWNERS: mapping.past_owners_to_json(past)},
+        )
+        return self._commit(base, change, new_owner=owner)
+
     def expire(
         self,
         *,
@@ -180,6 +218,11 @@ class IcebergTable:
                 return old
             attempts -= 1
             try:
+                topic = mapping.topic_from(table.metadata.properties)
+                if self._guard is not None and self._guard.check(topic) is not None:
+                    # Expiry makes no snapshot, which is what keeps a clone of the folder from going on.
+                    self.claim()
+                    continue
                 self._keep(expire(table, old))
                 return old
             except ConflictError:
@@ -194,6 +237,8 @@ class IcebergTable:
         dry_run: bool = False,
         data_only: bool = False,
     ) -> Collected:
+        if self._guard is not None and not dry_run:
+            self._guard.check(mapping.topic_from(self._refresh().metadata.properties))
         with mapped(f"Collecting files of {self.location}"):
             return collect(
                 SyncedFileIO(self.files.properties),
@@ -206,13 +251,18 @@ class IcebergTable:
                 data_only=data_only,
             )
 
-    def _commit(self, base: Snapshot, change: Change) -> Snapshot:
+    def _commit(self, base: Snapshot, change: Change, *, new_owner: Owner | None = None) -> Snapshot:
         table = self._refresh()
+        if new_owner is None and self._guard is not None:
+            # In the very state that the commit is fenced by: whoever takes over makes another snapshot.
+            new_owner = self._guard.check(mapping.topic_from(table.metadata.properties))
         if table.metadata.current_snapshot_id != base.id:
             raise ConflictError(
                 f"The table of {base.topic.name} changed: snapshot {base.id} was planned on, "
                 f"{table.metadata.current_snapshot_id} is the current one."
             )
+        if new_owner is not None:
+            change = replace(change, properties={**change.properties, **mapping.owner_properties(new_owner)})
         after = self._checked(base, change)
         pending = _pending(base, change)
         with nullcontext() if pending is None else self._announce(pending):

@@ -30,7 +30,16 @@ from pyiceberg.types import (
 
 from lastword.errors import StorageError, UnknownTopicError
 from lastword.segments.parquet import FIELD_IDS, HEADER_FIELD_IDS
-from lastword.segments.table import Deadline, LastRun, Owner, Positions, Segment, Snapshot, TopicInfo
+from lastword.segments.table import (
+    Deadline,
+    LastRun,
+    Owner,
+    PastOwner,
+    Positions,
+    Segment,
+    Snapshot,
+    TopicInfo,
+)
 
 DEFAULT_NAMESPACE = "default"
 
@@ -46,6 +55,8 @@ OWNER_EPOCH = "lastword.owner.epoch"
 OWNER_INCARNATION = "lastword.owner.incarnation"
 OWNER_HOST = "lastword.owner.host"
 OWNER_PATH = "lastword.owner.path"
+PAST_OWNERS = "lastword.owner.past"
+MAX_PAST_OWNERS = 64
 
 OPERATION = "lastword.operation"
 COMMIT_ID = "lastword.commit-id"
@@ -138,6 +149,11 @@ def topic_from(properties: Mapping[str, str]) -> TopicInfo:
                 if key.startswith(CONFIG_PREFIX)
             },
             deleted=properties[STATE] == "deleted",
+            owner=owner_from(properties),
+            past_owners=tuple(
+                PastOwner(folder_id=folder_id, epoch=epoch, sealed_ends=tuple(ends))
+                for folder_id, epoch, ends in json.loads(properties.get(PAST_OWNERS, "[]"))
+            ),
         )
     except KeyError as error:
         raise UnknownTopicError(f"The table is no topic: it has no property {error}.") from error
@@ -151,6 +167,13 @@ def owner_properties(owner: Owner) -> dict[str, str]:
         OWNER_HOST: owner.host,
         OWNER_PATH: owner.path,
     }
+
+
+def past_owners_to_json(owners: Sequence[PastOwner]) -> str:
+    kept = owners[-MAX_PAST_OWNERS:]
+    return json.dumps(
+        [[each.folder_id, each.epoch, each.sealed_ends] for each in kept], separators=(",", ":")
+    )
 
 
 def owner_from(properties: Mapping[str, str]) -> Owner | None:

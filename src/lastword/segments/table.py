@@ -114,6 +114,15 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PastOwner:
+    """A data folder that has lost a topic, and how far each partition was sealed then: the rest is in its WAL alone."""
+
+    folder_id: str
+    epoch: int
+    sealed_ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicInfo:
     """What a topic is. `config` has only the settings given to the topic itself, as text."""
 
@@ -122,6 +131,31 @@ class TopicInfo:
     partitions: int
     config: Mapping[str, str] = field(default_factory=dict)
     deleted: bool = False
+    owner: Owner | None = None
+    """The data folder that may change it; None for a table of the first version, until one claims it."""
+    past_owners: tuple[PastOwner, ...] = ()
+    """Those that lost it to another folder, oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerLook:
+    """What a look at a table has found. `topic` is None if there is no such table, or if nothing has changed."""
+
+    pointer: str | None = None
+    topic: TopicInfo | None = None
+    is_unchanged: bool = False
+
+
+class Guard(Protocol):
+    """Says who may change a table. Asked with the state of the table that a commit is fenced by."""
+
+    def new_owner(self, topic: TopicInfo) -> Owner:
+        """The owner that a new table gets."""
+        ...
+
+    def check(self, topic: TopicInfo) -> Owner | None:
+        """NotOwnerError unless we may; the owner to be noted with the commit, if it is not yet."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +317,14 @@ class SegmentTable(Protocol):
         """Commit the topic's settings (all of them), a larger number of partitions, or its end."""
         ...
 
+    def claim(self) -> TopicInfo:
+        """Have the table name us as its owner, as the guard wants it: by a commit, unless it does already."""
+        ...
+
+    def take_over(self, base: Snapshot, owner: Owner, positions: Mapping[int, Positions]) -> Snapshot:
+        """Commit another owner. The one before can't commit any more."""
+        ...
+
     def expire(
         self,
         *,
@@ -338,6 +380,10 @@ class SegmentCatalog(Protocol):
 
     def load(self, name: str) -> SegmentTable:
         """UnknownTopicError if there is none; one that is being deleted is still found."""
+        ...
+
+    def owners(self, known: Mapping[str, str | None]) -> dict[str, OwnerLook]:
+        """Look at the owners of topics. `known` is the pointer that the last look at each one has found, if any."""
         ...
 
     def list(self) -> list[str]:

@@ -128,6 +128,9 @@ class GroupStore:
             self._topic = log.topic(GROUPS_TOPIC)
         except UnknownTopicError:
             return []
+        if self._topic.foreign is not None:
+            # The groups of this catalog are another broker's.
+            raise self._topic.foreign
         self.repaired()
         found = replay(self._topic)
         if found.lost:

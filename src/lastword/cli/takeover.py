@@ -1,0 +1,114 @@
+"""`lastword takeover`: make this data folder the owner of topics that belong to another one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastword.cli.options import Session, YesOption, command
+from lastword.cli.output import count, table
+from lastword.errors import InvalidError, UnknownTopicError
+
+if TYPE_CHECKING:
+    from lastword.log import Log
+    from lastword.segments.table import Owner, TopicInfo
+    from lastword.takeover import TakenOver
+
+TopicsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[TOPIC]...", help="The topics.", show_default=False)
+]
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Every topic of the catalog that belongs to another folder.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    command(
+        app,
+        "takeover",
+        examples=[
+            "lastword takeover users",
+            "lastword takeover users orders --yes",
+            "lastword takeover --all --yes",
+        ],
+    )(takeover)
+
+
+def takeover(
+    session: Session, topics: TopicsArgument = None, all_topics: AllOption = False, yes: YesOption = False
+) -> None:
+    """Make this data folder the owner of topics that belong to another one on the same catalog.
+
+    Without --yes it only shows whose they are. Afterwards the other folder can't commit to them, and its broker stops
+    acknowledging within seconds. Records that it acknowledged and has not sealed stay in its folder: `lastword wal
+    export` there prints them.
+    """
+    if bool(topics) == all_topics:
+        raise InvalidError("Name the topics to take over, or say --all.")
+    with session.read() as log:
+        found = _foreign(log, topics)
+    if not found:
+        session.output.show({"topics": [], "taken_over": False}, "No topic belongs to another data folder.")
+        return
+    if not yes:
+        session.output.show(
+            {"topics": [_data(info) for info in found], "taken_over": False},
+            _table([(info.name, info.owner) for info in found]),
+            f"{_consequence(len(found))} Nothing was changed; --yes takes over.",
+        )
+        return
+    with session.write() as log:
+        done = [each for info in found if (each := log.take_over(info.name)) is not None]
+    session.output.show(
+        {"topics": [asdict(each) for each in done], "taken_over": True},
+        _table([(each.topic, each.before) for each in done]),
+        f"{count(len(done), 'topic')} taken over. {_rest(done)}",
+        *(f"An old WAL of {each.topic} was set aside: {each.set_aside}" for each in done if each.set_aside),
+    )
+
+
+def _foreign(log: Log, topics: list[str] | None) -> list[TopicInfo]:
+    infos = {info.name: info for info in log.topic_infos(include_internal=True)}
+    if topics is None or not topics:
+        return [info for info in infos.values() if log.is_foreign(info)]
+    for name in topics:
+        if name not in infos:
+            raise UnknownTopicError(f"there is no topic {name!r}")
+        if not log.is_foreign(infos[name]):
+            raise InvalidError(f"The topic {name!r} belongs to this data folder already.")
+    return [infos[name] for name in dict.fromkeys(topics)]
+
+
+def _consequence(topics: int) -> str:
+    them = "it" if topics == 1 else "them"
+    return (
+        f"Taking {them} over raises the epoch: the folder above can't commit to {them} any more, and its broker stops "
+        f"acknowledging within seconds. Stop it first, or let it seal (`lastword topic seal`): records that it "
+        f"acknowledged and has not sealed stay in its folder, where `lastword wal export` prints them."
+    )
+
+
+def _rest(done: list[TakenOver]) -> str:
+    places = {each.before.path: each.before.host for each in done if each.before is not None}
+    where = "; ".join(
+        f"on {host}, `lastword wal export TOPIC --data {path}`" for path, host in places.items()
+    )
+    return f"For records that were acknowledged and not sealed there: {where}." if where else ""
+
+
+def _table(rows: list[tuple[str, Owner | None]]) -> Any:
+    return table(
+        ["topic", "belongs to", "at", "on", ">epoch"],
+        [
+            (name, owner.folder_id[:8], owner.path, owner.host, owner.epoch)
+            if owner is not None
+            else (name, "nobody", None, None, None)
+            for name, owner in rows
+        ],
+    )
+
+
+def _data(info: TopicInfo) -> dict[str, Any]:
+    return {"topic": info.name, "owner": None if info.owner is None else asdict(info.owner)}
