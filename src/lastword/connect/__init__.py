@@ -6,7 +6,8 @@ appender.py   a source's records and its position become part of the log togethe
 target.py     the log that is appended to: opened here, or held by another process
 states.py     what is kept of a source in the data folder: lock, pause, status
 runner.py     one supervised task a source
-file.py, kafka.py, postgres/   the connectors that are shipped
+rotation.py   what a file has become by rotation
+file.py, kafka/, postgres/   the connectors that are shipped
 """
 
 from lastword.connect.config import ConnectConfig

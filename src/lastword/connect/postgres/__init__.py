@@ -1,7 +1,9 @@
 """`postgres-cdc`: the rows of PostgreSQL tables and every change of them, by logical replication (`pgoutput`).
 
+config.py      the options
 database.py    connections, tables and their keys, publication and slot
 rights.py      what a role lacks
+preparation.py what must be there
 values.py      the text of a value, of every type, as JSON
 rows.py        rows and changes as records
 pgoutput.py    the messages of the protocol

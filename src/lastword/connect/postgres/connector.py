@@ -16,27 +16,26 @@ snapshot. Killed in 4 or 6: it is done again. Killed in 5: PostgreSQL sends agai
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final
 
 from lastword.clock import monotonic_s
 from lastword.connect.options import Options
 from lastword.connect.postgres import pgoutput
 from lastword.connect.postgres.changes import Changes
-from lastword.connect.postgres.database import Database, Slot, Table, is_dsn, is_integer, where
+from lastword.connect.postgres.config import PgConfig
+from lastword.connect.postgres.database import Database, Slot, Table, is_integer, where
 from lastword.connect.postgres.partitions import PartitionWatch, difference, marks_of
 from lastword.connect.postgres.pgoutput import Relation, Truncate, Value
-from lastword.connect.postgres.position import Epoch, PgPosition, TableProgress, lsn_text, parse_lsn
-from lastword.connect.postgres.rights import Need, missing_rights
+from lastword.connect.postgres.position import Epoch, PgPosition, TableProgress, parse_lsn
+from lastword.connect.postgres.preparation import Preparation
 from lastword.connect.postgres.rows import Envelope, Shape
 from lastword.connect.postgres.snapshot import SnapshotReader, row_of
 from lastword.connect.postgres.stream import ReplicationStream
 from lastword.connect.postgres.sweep import keys_without_rows
 from lastword.connect.postgres.toast import Filler, Incomplete
 from lastword.connect.protocol import Chunk, Context, Position, SourceRecord
-from lastword.errors import InvalidConfigError, InvalidError, UnavailableError
+from lastword.errors import InvalidError
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +45,6 @@ LINGER_S: Final = 0.05
 MONITOR_S: Final = 10.0
 MAX_PASSED: Final = 20_000
 """Messages after which a word is given, although there was nothing in them."""
-_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
-_PLACEHOLDER = re.compile(r"\{(.*?)\}")
-_NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]")
 
 
 class PostgresConnector:
@@ -56,36 +52,12 @@ class PostgresConnector:
 
     def __init__(self, options: Options, context: Context) -> None:
         self._context = context
-        dsn = options.required("dsn", "the database, as a libpq connection string", secret=True)
-        if not is_dsn(dsn):
-            # It is not shown, and neither is what libpq says of it: there may be a password in it.
-            raise options.invalid(
-                "dsn", "is not a libpq connection string, such as `host=db dbname=shop user=lastword`"
-            )
-        self._database = Database(dsn)
-        self._table_names = _tables(options)
-        self._key = _names(options.texts("primary_key"))
-        default = "lastword_" + re.sub(r"[^a-z0-9_]", "_", context.source.lower())
-        self._publication = options.text("publication", default) or default
-        self._slot = options.text("slot", default) or default
-        self._create = options.switch("create", False)
-        self._snapshot = options.choice("snapshot", "initial", ("initial", "never"))
-        self._is_envelope = options.choice("format", "row", ("row", "debezium")) == "debezium"
-        self._fills = options.choice("toast", "fill", ("fill", "mark")) == "fill"
-        self._truncates = options.choice("truncate", "tombstones", ("tombstones", "ignore")) == "tombstones"
-        self._lag_warn_bytes = options.number("slot_lag_warn_bytes", 1 << 30, low=1)
-        options.finish()
-        if not _SLOT_NAME.fullmatch(self._slot):
-            raise options.invalid(
-                "slot", f"is {self._slot!r}; allowed: 1 to 63 of the characters a-z, 0-9 and '_'"
-            )
-        if self._key and len(self._table_names) > 1:
-            raise options.invalid("primary_key", "goes with one table only; each of several has its own")
-        self._pattern = _pattern(options, context, len(self._table_names))
+        self._config = PgConfig.parse(options, context)
+        self._database = Database(self._config.dsn)
+        self._preparation = Preparation(self._database, self._config, context)
         self._envelope: Envelope | None = None
         self._filler: Filler | None = None
         self._stream: ReplicationStream | None = None
-        self._made_slot = False
         self._followed = False
         self._tables: dict[int, Table] = {}
         self._watch = PartitionWatch(())
@@ -95,53 +67,30 @@ class PostgresConnector:
     # ---------------------------------------------------------------------------------------------- protocol
 
     def check(self) -> list[str]:
-        """All that is in the way, not only the first of it."""
-        database = self._database
-        database.check_server()
-        problems: list[str] = []
-        tables: list[Table] = []
-        for name in self._table_names:
-            with _noted(problems):
-                tables.append(database.table(name, key=self._key))
-        with _noted(problems):
-            self._check_topics(tables)
-        for table in tables:
-            with _noted(problems):
-                self._context.needs_topic(self._topic(table), None)
-            with _noted(problems):
-                marks_of(database.rows, table)
-        problems += missing_rights(database, self._need(tables))
-        with _noted(problems):
-            database.check_publication(self._publication, truncates=self._truncates)
-        for table in tables:
-            with _noted(problems):
-                self._check_published(table)
-        with _noted(problems):
-            self._check_slot(database.slot(self._slot))
-        return problems
+        return self._preparation.problems()
 
     def read(self, position: Position | None) -> Iterator[Chunk]:
         database = self._database
         database.check_server()
         followed = {} if position is None else PgPosition.from_json(position).tables
-        tables = self._prepare_tables(followed)
-        at = self._prepare_slot(position)
+        tables = self._preparation.tables(followed)
+        at = self._preparation.slot(position)
         if at is None:
             return
         for table in tables:
             if table.quoted not in at.tables:
                 again = position is None and self._context.was_reset
-                at.tables[table.quoted] = TableProgress(done=self._snapshot == "never", sweep=again)
+                at.tables[table.quoted] = TableProgress(done=not self._config.reads_rows, sweep=again)
             at.tables[table.quoted].oid = table.oid
         self._tables = {table.oid: table for table in tables}
         self._watch = PartitionWatch(tables)
-        if self._is_envelope:
+        if self._config.is_envelope:
             found = database.one("SELECT current_database()")
             self._envelope = Envelope(source=self._context.source, database=found[0] if found else "")
-        self._filler = Filler(self._context.topics, self._fetch, is_envelope=self._is_envelope)
+        self._filler = Filler(self._context.topics, self._fetch, is_envelope=self._config.is_envelope)
         yield Chunk((), at.to_json())
         waiting = [progress for table in tables if not (progress := at.tables[table.quoted]).done]
-        if not self._made_slot and any(progress.after is None for progress in waiting):
+        if not self._preparation.made_slot and any(progress.after is None for progress in waiting):
             yield from self._outwait_transactions(at)
         if waiting or any(at.tables[table.quoted].sweep for table in tables):
             yield from self._read_rows(tables, at)
@@ -161,127 +110,6 @@ class PostgresConnector:
 
     # ------------------------------------------------------------------------------------------- preparation
 
-    def _need(self, tables: Sequence[Table]) -> Need:
-        return Need(tables=tables, publication=self._publication, slot=self._slot, creates=self._create)
-
-    def _check_published(self, table: Table) -> None:
-        """InvalidError if a table is not in the publication, and can't be put there."""
-        if self._database.published(table, self._publication) is not None:
-            return
-        self._database.check_partitions(table, self._publication)
-        if not self._create:
-            raise InvalidError(
-                f"{table.quoted} is not in the publication {self._publication!r}; `create: true` in the source's config "
-                f"puts it there, or ALTER PUBLICATION … ADD TABLE."
-            )
-
-    def _check_topics(self, tables: Sequence[Table]) -> None:
-        topics = [self._topic(table) for table in tables]
-        for topic in topics:
-            if topics.count(topic) > 1:
-                raise InvalidError(
-                    f"Two tables would have the topic {topic!r}; use {{schema}} in its name, too."
-                )
-
-    def _check_slot(self, slot: Slot | None) -> None:
-        """InvalidError if there is no slot and it may not be created, or if it is none that can be used."""
-        if slot is None:
-            if not self._create:
-                raise InvalidError(
-                    f"There is no slot {self._slot!r}; `create: true` in the source's config makes it."
-                )
-            return
-        if slot.plugin != "pgoutput" or not slot.is_of_this_database:
-            raise InvalidError(
-                f"The slot {self._slot!r} is of the plugin {slot.plugin!r}"
-                f"{'' if slot.is_of_this_database else ' and of another database'}; "
-                f"one of 'pgoutput' and of this database is needed. Name another slot."
-            )
-        if slot.wal_status == "lost":
-            raise InvalidError(self._lost())
-
-    def _prepare_tables(self, followed: Mapping[str, TableProgress]) -> list[Table]:
-        """The tables with what is published of them; their topics are there. `followed` are those of the position."""
-        database, name = self._database, self._publication
-        tables = [database.table(name, key=self._key) for name in self._table_names]
-        self._check_topics(tables)
-        for table in tables:
-            known = followed.get(table.quoted)
-            if known is not None and known.oid not in (0, table.oid):
-                raise self._created_anew(table.quoted)
-        if not database.publication_exists(name):
-            if followed:
-                raise InvalidError(
-                    f"The publication {name!r} is gone, and with it the changes since then. {self._with_a_new_slot()}"
-                )
-            if not self._create:
-                raise InvalidError(
-                    f"There is no publication {name!r}; `create: true` in the source's config makes it."
-                )
-        if missing := missing_rights(database, self._need(tables)):
-            raise InvalidError("; ".join(missing))
-        if not database.publication_exists(name):
-            database.create_publication(name, tables)
-            logger.info("source %s: created the publication %s", self._context.source, name)
-        database.check_publication(name, truncates=self._truncates)
-        published = []
-        for table in tables:
-            found = database.published(table, name)
-            if found is None:
-                database.check_partitions(table, name)
-            if found is None and table.quoted in followed:
-                raise self._unpublished(table.quoted)
-            if found is None:
-                self._check_published(table)
-                database.add_to_publication(name, table)
-                found = database.published(table, name)
-            if found is None:
-                raise InvalidError(
-                    f"{table.quoted} is a partition of a table that is in the publication {name!r} as a whole, so its "
-                    f"changes are sent as that table's. Name that table, or another publication."
-                )
-            published.append(found)
-            self._context.needs_topic(self._topic(table), None)
-        return published
-
-    def _prepare_slot(self, position: Position | None) -> PgPosition | None:
-        """Where to begin; None if the source shall end."""
-        slot = self._database.slot(self._slot)
-        if slot is None:
-            if position is not None:
-                raise InvalidError(
-                    f"The slot {self._slot!r} is gone, and with it the changes since the last position. "
-                    f"`lastword connect reset {self._context.source}` lets the source begin again with a new snapshot."
-                )
-            self._check_slot(slot)
-            if not self._database.create_slot(self._slot, self._waits_for_transactions):
-                return None
-            self._made_slot = True
-            logger.info("source %s: created the slot %s", self._context.source, self._slot)
-            slot = self._database.slot(self._slot)
-            assert slot is not None
-        self._check_slot(slot)
-        if position is None:
-            if slot.active:
-                raise UnavailableError(
-                    f"The slot {self._slot!r} is in use by somebody else, maybe a source of the same name; changes that "
-                    f"one of the two has confirmed the other would miss. Name another slot."
-                )
-            return PgPosition(lsn=slot.confirmed_lsn)
-        at = PgPosition.from_json(position)
-        self._database.check_reaches(at.commit_lsn)
-        if self._context.restored is not None and slot.confirmed_lsn > at.lsn:
-            raise InvalidError(
-                f"The log was restored from the backup {self._context.restored}, which has the changes up to "
-                f"{lsn_text(at.lsn)}; the slot {self._slot!r} has been confirmed up to {lsn_text(slot.confirmed_lsn)} since, so "
-                f"PostgreSQL no longer sends the changes between the two. {self._begin_again()}"
-            )
-        return at
-
-    def _waits_for_transactions(self, wait_s: float) -> bool:
-        self._context.report({"phase": "waiting for open transactions", "slot": self._slot})
-        return self._context.wait(wait_s)
-
     def _outwait_transactions(self, at: PgPosition) -> Iterator[Chunk]:
         """Let every transaction end that is open now, before a table is read that was published just now.
 
@@ -291,68 +119,15 @@ class PostgresConnector:
         last = self._database.next_transaction()
         while self._database.oldest_transaction() < last:
             yield Chunk((), at.to_json())
-            if self._waits_for_transactions(IDLE_S):
+            if self._preparation.waits_for_transactions(IDLE_S):
                 return
-
-    def _check_tables(self) -> None:
-        """InvalidError if a table is not the one any more that is followed: nothing would come of it, without a word."""
-        for table in self._tables.values():
-            oid = self._database.oid_of(table.quoted)
-            if oid is None:
-                raise InvalidError(
-                    f"{table.quoted} is gone: it was dropped or renamed. Take it out of the source's config, or put the "
-                    f"new name there."
-                )
-            if oid != table.oid:
-                raise self._created_anew(table.quoted)
-            if self._database.published(table, self._publication) is None:
-                raise self._unpublished(table.quoted)
-
-    def _created_anew(self, table: str) -> InvalidError:
-        return InvalidError(
-            f"{table} was dropped and created again since it was read: it is another table, and its topic has the rows "
-            f"of the old one. {self._begin_again()}"
-        )
-
-    def _unpublished(self, table: str) -> InvalidError:
-        return InvalidError(
-            f"{table} is no longer in the publication {self._publication!r}, so its changes since then are missing. "
-            f"Add it again (ALTER PUBLICATION … ADD TABLE {table}; `create: true` does so). {self._begin_again()}"
-        )
-
-    def _begin_again(self) -> str:
-        source = self._context.source
-        return (
-            f"`lastword connect pause {source}`, `reset {source}` and `resume {source}` let the source begin again with a "
-            f"new snapshot."
-        )
-
-    def _with_a_new_slot(self) -> str:
-        """What PostgreSQL has kept can't be read any more: only what comes from now on."""
-        source = self._context.source
-        return (
-            f"`lastword connect pause {source}`, `SELECT pg_drop_replication_slot('{self._slot}')` in the database, and "
-            f"`reset {source}` and `resume {source}` let the source begin again with a new snapshot."
-        )
-
-    def _lost(self) -> str:
-        return (
-            f"The slot {self._slot!r} is lost: PostgreSQL has removed WAL that it needed (max_slot_wal_keep_size). "
-            f"Drop it, and let the source begin again with `lastword connect reset {self._context.source}`."
-        )
-
-    def _topic(self, table: Table) -> str:
-        def legal(name: str) -> str:
-            return _NOT_IN_TOPICS.sub("_", name)
-
-        return self._pattern.replace("{schema}", legal(table.schema)).replace("{table}", legal(table.name))
 
     def _shape(self, table: Table, columns: Sequence[tuple[str, int]], key: Sequence[str]) -> Shape:
         return Shape.make(
             table=table.quoted,
             schema=table.schema,
             name=table.name,
-            topic=self._topic(table),
+            topic=self._config.topic(table),
             columns=columns,
             key=key,
             types=self._database.type,
@@ -437,7 +212,7 @@ class PostgresConnector:
                     for lines in reader.read(table, None, partition=partition):
                         records = [self._read_record(shape, row_of(line), time_ms) for line in lines]
                         yield Chunk(records, at.to_json())
-                if found.some_are_gone and self._truncates:
+                if found.some_are_gone and self._config.truncates:
                     yield from self._sweep(reader, table, at)
                 progress.partitions = marks
                 yield Chunk((), at.to_json())
@@ -461,7 +236,7 @@ class PostgresConnector:
         """
         yield from self._outwait_slot(at)
         stream = self._stream = ReplicationStream(
-            self._database.dsn, slot=self._slot, publication=self._publication, start_lsn=at.lsn
+            self._database.dsn, slot=self._config.slot, publication=self._config.publication, start_lsn=at.lsn
         )
         try:
             return (yield from self._changes(stream, at))
@@ -473,7 +248,7 @@ class PostgresConnector:
         """Let PostgreSQL notice that the stream was closed. Somebody else's use of the slot is told by the stream."""
         until_s = monotonic_s() + IDLE_S
         while self._followed and monotonic_s() < until_s:
-            slot = self._database.slot(self._slot)
+            slot = self._database.slot(self._config.slot)
             if slot is None or not slot.active:
                 break
             yield Chunk((), at.to_json())
@@ -505,7 +280,7 @@ class PostgresConnector:
                     continue
             message = pgoutput.parse(data)
             if isinstance(message, Truncate):
-                yield from changes.truncate(message, self._truncates)
+                yield from changes.truncate(message, self._config.truncates)
             elif message is not None:
                 changes.add(message)
             passed += 1
@@ -527,17 +302,17 @@ class PostgresConnector:
                 (each.schema, each.name) == (relation.schema, relation.name) for each in self._tables.values()
             ):
                 # Of one that came before ours, or that has taken its place.
-                self._check_tables()
+                self._preparation.check_tables(self._tables.values())
             elif self._watch.is_partition(relation.oid):
                 # Is it one of a table that is not published as a whole any more?
-                self._check_tables()
+                self._preparation.check_tables(self._tables.values())
             return None
         if table.is_partitioned:
             # It is described anew when its partitions change, and at other times.
             self._next_look_s = 0.0
         columns = [(each.name, each.type_oid) for each in relation.columns]
-        if self._key:
-            key: Sequence[str] = self._key
+        if self._config.key:
+            key: Sequence[str] = self._config.key
         elif relation.identity == "f":
             names = {name for name, _ in columns}
             if not set(table.key) <= names:
@@ -548,7 +323,7 @@ class PostgresConnector:
         if not key:
             raise InvalidError(
                 f"{table.quoted} was changed while it had no key, so it can't be told which rows. Give it one again. "
-                f"{self._with_a_new_slot()}"
+                f"{self._preparation.with_a_new_slot()}"
             )
         return self._shape(table, columns, key)
 
@@ -565,7 +340,7 @@ class PostgresConnector:
 
     @property
     def fills(self) -> bool:
-        return self._fills
+        return self._config.fills
 
     def _fetch(self, shape: Shape, values: Sequence[Value], names: Sequence[str]) -> dict[str, bytes]:
         """The values of columns as the database has them now."""
@@ -604,7 +379,7 @@ class PostgresConnector:
         facts: dict[str, Any] = {
             "phase": phase,
             "database": where(self._database.dsn),
-            "slot": self._slot,
+            "slot": self._config.slot,
             "tables": {
                 table.quoted: {
                     "rows": at.tables[table.quoted].rows,
@@ -615,72 +390,35 @@ class PostgresConnector:
             },
         }
         if phase == "stream":
-            self._check_tables()
+            self._preparation.check_tables(self._tables.values())
             self._watch.look(self._database.rows, at)
-        slot = self._database.slot(self._slot)
+        slot = self._database.slot(self._config.slot)
         if slot is not None:
             if slot.wal_status == "lost":
-                raise InvalidError(self._lost())
+                raise InvalidError(self._preparation.lost())
             facts |= self._slot_facts(slot)
         self._context.report(facts)
 
     def look(self) -> None:
         """The slot keeps WAL also while nobody reads it."""
-        slot = self._database.slot(self._slot)
+        slot = self._database.slot(self._config.slot)
         if slot is not None:
             self._context.report(self._slot_facts(slot))
 
     def _slot_facts(self, slot: Slot) -> dict[str, Any]:
-        short = slot.safe_bytes is not None and slot.safe_bytes < self._lag_warn_bytes
-        is_long = slot.lag_bytes >= self._lag_warn_bytes or slot.wal_status == "unreserved" or short
+        short = slot.safe_bytes is not None and slot.safe_bytes < self._config.lag_warn_bytes
+        is_long = slot.lag_bytes >= self._config.lag_warn_bytes or slot.wal_status == "unreserved" or short
         warning = None
         if is_long:
-            warning = f"PostgreSQL keeps {slot.lag_bytes >> 20} MiB of WAL for the slot {self._slot}" + (
-                f", which is lost after {slot.safe_bytes >> 20} MiB more"
-                if slot.safe_bytes is not None
-                else ""
+            warning = (
+                f"PostgreSQL keeps {slot.lag_bytes >> 20} MiB of WAL for the slot {self._config.slot}"
+                + (
+                    f", which is lost after {slot.safe_bytes >> 20} MiB more"
+                    if slot.safe_bytes is not None
+                    else ""
+                )
             )
             if not self._warned:
                 logger.warning("source %s: %s", self._context.source, warning)
         self._warned = is_long
         return {"slot_lag_bytes": slot.lag_bytes, "wal_status": slot.wal_status, "warning": warning}
-
-
-@contextmanager
-def _noted(problems: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except InvalidError as error:
-        problems.append(str(error))
-
-
-def _tables(options: Options) -> list[str]:
-    one, several = options.text("table"), options.texts("tables")
-    if (one is None) == (several is None):
-        what = "both are given" if one is not None else "neither is given"
-        raise InvalidConfigError(f"{options.where}: {options.path}: give table or tables; {what}")
-    return _names(several) or [one or ""]
-
-
-def _names(given: Sequence[str] | None) -> list[str]:
-    """Names, also as one text with commas; not within double quotes."""
-    if given is None:
-        return []
-    return [each.strip() for text in given for each in re.split(r',(?=(?:[^"]*"[^"]*")*[^"]*$)', text)]
-
-
-def _pattern(options: Options, context: Context, tables: int) -> str:
-    if context.topic is None:
-        raise InvalidConfigError(f"{options.where}: sources.{context.source}.topic is missing")
-    for found in _PLACEHOLDER.findall(context.topic):
-        if found not in ("schema", "table"):
-            raise InvalidConfigError(
-                f"{options.where}: sources.{context.source}.topic is {context.topic!r}; {{schema}} and {{table}} are "
-                f"what can stand in braces"
-            )
-    if tables > 1 and "{table}" not in context.topic:
-        raise InvalidConfigError(
-            f"{options.where}: sources.{context.source}.topic is {context.topic!r}; with several tables each has a "
-            f"topic of its own: put {{table}} into the name, such as db.{{table}}"
-        )
-    return context.topic
