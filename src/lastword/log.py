@@ -51,6 +51,7 @@ from lastword.errors import (
     InvalidError,
     InvalidTopicError,
     LastwordError,
+    NotOwnerError,
     UnknownTopicError,
 )
 from lastword.folder import CONFIG_FILE, Storage, check_folder, load_config
@@ -282,6 +283,11 @@ class Log:
         """The names of all topics that this folder may change, also of those that can't be read or are Lastword's own."""
         listing = self.listing(include_internal=True)
         foreign = {info.name for info in listing.infos if self._ownership.is_foreign(info)}
+        foreign |= {
+            each.name
+            for each in listing.unreadable
+            if each.id is not None and not self._ownership.has_noted(each.name, each.id)
+        }
         return [name for name in listing.names if name not in foreign]
 
     def is_foreign(self, topic: TopicInfo) -> bool:
@@ -397,6 +403,7 @@ class Log:
         check_not_internal(name, "deleted")
         with self._topics_lock:
             self._settle_deletions(name)
+            self._check_own_if_unreadable(name)
             try:
                 deletion = self._lifecycle.delete(name, topic_id)
             except UndecidedError:
@@ -417,7 +424,8 @@ class Log:
             table.plan(table.snapshot())
         except CorruptError as error:
             folder = wal_folder(self.path, name, self._catalog.place(name).topic_id)
-            return repairing.propose(name, str(error), self._catalog.older_states(name), folder)
+            states = repairing.with_objections(self._catalog.older_states(name), self._ownership.objection)
+            return repairing.propose(name, str(error), states, folder)
         raise InvalidError(f"The table of {name!r} can be read: there is nothing to repair.")
 
     def repair_topic(self, name: str) -> RepairPlan:
@@ -967,6 +975,24 @@ class Log:
                 opened.close()
         if self._compaction is not None:
             self._compaction.forget(name)
+
+    def _check_own_if_unreadable(self, name: str) -> None:
+        """NotOwnerError if a topic can't be read and may be another folder's: nobody else asks that before it goes."""
+        if not self._ownership.is_shared:
+            return
+        try:
+            self._catalog.load(name)
+        except CorruptError as error:
+            if not self._ownership.has_noted(name, self._catalog.place(name).topic_id):
+                raise NotOwnerError(
+                    f"The topic {name!r} can't be read, and nothing in {self.path} says that it is this folder's. Delete "
+                    f"it with the folder that it belongs to. {error}"
+                ) from error
+            for state in self._catalog.older_states(name):
+                if state.snapshot is not None:
+                    if self._ownership.is_foreign(state.snapshot.topic):
+                        raise foreign_error(state.snapshot.topic) from error
+                    return
 
     def _settle_deletions(self, name: str | None = None) -> None:
         """Find out which deletions are decided, and make their names free. An error of `name` is raised."""

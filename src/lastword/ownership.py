@@ -147,6 +147,22 @@ class Ownership:
         """Whether another folder owns a topic."""
         return topic.owner is not None and topic.owner.folder_id != self._id
 
+    def has_noted(self, name: str, topic_id: UUID) -> bool:
+        """Whether a topic whose table can't be read was this folder's, as far as it knows."""
+        if not self._storage.is_shared:
+            return True
+        return (wal_folder(self._storage.folder, name, topic_id) / OWNED_FILE).exists()
+
+    def objection(self, topic: TopicInfo) -> str | None:
+        """Why this folder may not make a state of a table the current one again; None if it may. Nothing is noted."""
+        if self.is_foreign(topic):
+            return f"it belongs to {topic.owner}"
+        if topic.owner is None or not self._storage.is_shared:
+            return None
+        if topic.owner.incarnation in (self._incarnation, *self._noted(topic)):
+            return None
+        return "it is of an opening of this folder, or of a clone of it, that this folder does not know"
+
     # ------------------------------------------------------------------------------------------- appends
 
     def hold(self, topic: TopicInfo, since_s: float) -> Callable[[], None] | None:

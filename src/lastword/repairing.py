@@ -8,14 +8,14 @@ compactions, which are done again, and moves of the log start, so that records w
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lastword.errors import InvalidError
 from lastword.lifecycle import wal_folder
 from lastword.segments.older import OlderState
-from lastword.segments.table import SegmentTable, retry_on_conflict
+from lastword.segments.table import SegmentTable, TopicInfo, retry_on_conflict
 from lastword.wal import checkpoint as checkpoints
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,18 @@ def propose(topic: str, problem: str, states: Sequence[OlderState], folder: Path
         chosen=chosen,
         lost=tuple(lost) if chosen is not None else (),
     )
+
+
+def with_objections(
+    states: Sequence[OlderState], objection: Callable[[TopicInfo], str | None]
+) -> list[OlderState]:
+    """The states, those that can be used with why they may not be, if there is a reason."""
+    return [
+        replace(each, problem=objection(each.snapshot.topic))
+        if each.problem is None and each.snapshot is not None
+        else each
+        for each in states
+    ]
 
 
 def restore_partitions(table: SegmentTable, data_folder: Path) -> None:

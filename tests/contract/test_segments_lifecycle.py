@@ -20,7 +20,7 @@ from tests.support.s3 import S3Server, s3_server
 from tests.support.segments import postgres_binaries, postgres_server
 
 from lastword import steps
-from lastword.errors import CorruptError, StorageError
+from lastword.errors import CorruptError, InvalidError, NotOwnerError, StorageError
 from lastword.log import Log
 from lastword.operations import topics
 from lastword.segments.iceberg_table import IcebergTable
@@ -191,3 +191,30 @@ def test_what_a_job_writes_for_a_topic_that_goes_meanwhile_goes_too(
         worker.run_retention(steps=["collect"])
         assert [path for path in elsewhere.all_files() if topic.id.hex in path] == []
         assert list((log.path / "deleting").iterdir()) == []
+
+
+def test_a_table_that_can_not_be_read_is_left_to_its_owner(
+    elsewhere: Elsewhere, tmp_path: Path, clock: ManualClock, topic_name: str, request: pytest.FixtureRequest
+) -> None:
+    if "postgres" not in request.node.name:
+        pytest.skip("a catalog in the folder itself is nobody else's")
+    config = {**elsewhere.config, "warehouse": str(tmp_path / "warehouse")}
+    with open_log(tmp_path / "d", clock, config) as log:
+        topic = log.create_topic(topic_name)
+        fill(topic, 0, 2)
+        topic.seal()
+        elsewhere.damage(log, topic_name)
+    with open_log(tmp_path / "other", clock, config) as other:
+        with pytest.raises(NotOwnerError):
+            other.delete_topic(topic_name)
+        assert "belongs to" in str(other.plan_repair(topic_name).states[0].problem)
+        with pytest.raises(InvalidError, match="No older state"):
+            other.repair_topic(topic_name)
+        assert topic_name in other.topics()
+        assert topic_name not in other.own_topics()
+    with open_log(tmp_path / "d", clock, config) as log:
+        log.repair_topic(topic_name)
+        assert values(log.topic(topic_name).read()) == [0, 1]
+        fill(log.topic(topic_name), 2, 3)
+        log.topic(topic_name).seal()
+        log.delete_topic(topic_name)
