@@ -711,7 +711,7 @@ class Log:
             path=self.path,
             folder_id=known.id if known is not None else "",
             settings=self._settings_file.read_text() if self._settings_file.exists() else None,
-            names=self._catalog.list,
+            names=self.own_topics,
             load=self._load,
             leases=self._leases,
             clock=self._clock,

@@ -19,6 +19,7 @@ from tests.support.s3 import S3Server, s3_server
 from tests.support.sources import postgres_source, running
 
 import lastword
+from lastword import identity
 from lastword.connect import states
 from lastword.errors import LockedError
 from lastword.log import Log
@@ -202,11 +203,18 @@ def test_from_and_to_a_postgresql_catalog(tmp_path: Path, clock: ManualClock, cl
         fill(topic, 0, 10)
         topic.seal()
         fill(topic, 10, 12)
-        log.backup(tmp_path / "backups")
+        # A topic of another folder on the same catalog is not this log's.
+        with open_log(tmp_path / "other", clock, config("one")) as other:
+            fill(other.create_topic("others"), 0, 1)
+        report = log.backup(tmp_path / "backups")
+        assert [each.info.name for each in report.backup.topics] == ["t"] and report.problems == ()
     lastword.restore(tmp_path / "backups", tmp_path / "inside", clock=clock)
     lastword.restore(tmp_path / "backups", tmp_path / "restored", config=config("two"), clock=clock)
     for name, own in (("inside", None), ("restored", config("two"))):
         with open_log(tmp_path / name, clock, own) as restored:
+            [info] = restored.topic_infos()
+            known = identity.load(tmp_path / name)
+            assert info.owner is not None and known is not None and info.owner.folder_id == known.id
             assert values(restored.topic("t").read()) == list(range(12))
             fill(restored.topic("t"), 12, 13)
             restored.topic("t").seal()

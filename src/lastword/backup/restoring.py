@@ -16,6 +16,7 @@ from lastword.clock import Clock, SystemClock
 from lastword.config import BrokerConfig
 from lastword.errors import InvalidError
 from lastword.folder import CONFIG_FILE, Storage, load_config
+from lastword.ownership import Ownership
 from lastword.segments.fileio import io_properties
 
 Config = BrokerConfig | Mapping[str, object] | str | Path
@@ -57,7 +58,8 @@ def restore(
             text = settings.restored(found.settings, warehouse)
             chosen = BrokerConfig.from_text(text or "", where=f"the settings of the backup {found.id}")
         storage = Storage.of(folder, chosen)
-        with closing(storage.open_catalog(clock)) as catalog:
+        owner = Ownership.of_writer(storage, clock)
+        with closing(storage.open_catalog(clock, guard=owner)) as catalog:
             target = Target(
                 path=folder,
                 catalog=catalog,

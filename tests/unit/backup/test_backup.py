@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.clock import ManualClock
 from tests.support.compacted import INLINE_CONFIG
-from tests.support.logs import fill, no_hook, open_log, values, wal_seqs
+from tests.support.logs import Killed, fill, kill_at, no_hook, open_log, values, wal_seqs
 
 import lastword
 from lastword import steps
@@ -515,6 +515,25 @@ def test_an_erasure_under_the_copy_is_in_the_backup(tmp_path: Path, clock: Manua
     assert [each for each in files_of(to) if b"k3" in (to / each).read_bytes()] == []
     with reopened(tmp_path, clock, to) as restored:
         assert values(content(restored)) == [0, 1, 2, 4, 5, 7]
+
+
+def test_an_erasure_that_is_not_done_goes_on_in_the_restored_log(
+    tmp_path: Path, clock: ManualClock, to: Path
+) -> None:
+    with open_log(tmp_path / "data", clock, INLINE_CONFIG) as log:
+        topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+        fill(topic, 0, 5)
+        kill_at("erase.noted")
+        with pytest.raises(Killed):
+            log.erase("t", [b"k3"])
+        log.backup(to)
+    lastword.restore(to, tmp_path / "restored", clock=clock)
+    with open_log(tmp_path / "restored", clock, INLINE_CONFIG) as restored:
+        fill(restored.topic("t"), 3, 4)
+        restored.finish_erasures()
+        # What was appended since is not what was to be erased.
+        assert values(content(restored)) == [0, 1, 2, 4, 3]
+        assert list((restored.path / "erasing").iterdir()) == []
 
 
 def test_a_place_belongs_to_one_log(tmp_path: Path, clock: ManualClock, to: Path) -> None:
