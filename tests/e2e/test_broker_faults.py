@@ -22,7 +22,8 @@ from lastword.broker import mender, server
 from lastword.broker.errors import ErrorCode
 from lastword.broker.groups.records import group_record
 from lastword.broker.wire import APIS, FETCH
-from lastword.errors import LastwordError, RecordTooLargeError
+from lastword.errors import LastwordError, RecordTooLargeError, StorageError, UnavailableError
+from lastword.segments.iceberg_table import IcebergTable
 from lastword.topic import Topic
 from lastword.wal.producers import FILE_NAME as PRODUCERS_FILE
 
@@ -204,5 +205,32 @@ def test_a_topic_that_could_not_be_opened_at_the_start_comes_back(
                 time.sleep(0.05)
             assert consumer.get_watermark_offsets(TopicPartition("t", 0), timeout=60) == (0, 1)
             assert broker.broker.node.unopened == set()
+        finally:
+            consumer.close()
+
+
+def test_a_topic_of_which_nobody_knows_whether_it_was_deleted_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mender, "FIRST_PAUSE_S", 0.1)
+    with running_broker(tmp_path / "data", {"auto.create.topics.enable": False}) as broker:
+        broker.log.create_topic("t").append("k", "v")
+        consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "g", "log_level": 0})
+        try:
+            with monkeypatch.context() as patched:
+
+                def failing(*_: Any, **__: Any) -> Any:
+                    raise StorageError("the catalog does not answer")
+
+                patched.setattr(IcebergTable, "alter", failing)
+                with pytest.raises(UnavailableError, match="is not known"):
+                    broker.log.delete_topic("t")
+                assert "t" not in consumer.list_topics(timeout=60).topics
+            deadline_s = time.monotonic() + 60
+            while "t" not in consumer.list_topics(timeout=60).topics and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+            assert produce(producer(broker), [b"a"]) == 1
+            assert broker.log.topic("t").extents()[0].log_end == 2
+            assert broker.log.undecided() == set()
         finally:
             consumer.close()
