@@ -15,6 +15,7 @@ import pytest
 from tests.support.cli import Cli, wait_until
 
 import lastword
+from lastword.worker import Worker
 from lastword.worker_state import load_status
 
 SETTINGS = """\
@@ -135,6 +136,20 @@ def test_once_runs_every_job_and_ends(cli: Cli) -> None:
     assert compacted(cli)
     status = cli.real("worker", "--once", "--json").json
     assert (status["failing"], status["jobs"]["compact"]["last_error"]) == ([], None)
+
+
+def test_once_that_is_stopped_does_not_claim_to_have_run_everything(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed = Worker._seal
+
+    def stop_after_sealing(self: Worker) -> None:
+        sealed(self)
+        self.stop()
+
+    monkeypatch.setattr(Worker, "_seal", stop_after_sealing)
+    result = cli("worker", "--once", code=1)
+    assert "Stopped before it had run: compact, retention, " in result.out
 
 
 def test_what_keeps_failing_is_told_and_shown_by_describe(cli: Cli) -> None:

@@ -280,7 +280,7 @@ class Direct:
             give_way(log.config.worker_nice)
             worker = log.worker()
             with RoleLock.acquire(log.path, Role.WORKER, SystemClock()):
-                return run_until_signal(lambda: run_worker_once(worker), worker)
+                return run_until_signal(lambda: run_worker_once(worker), worker, code=1)
 
     def status(self) -> Data:
         from dataclasses import asdict
@@ -331,10 +331,10 @@ class _DirectAppender:
         append_records(self.log, self.name, records, partition=partition, check_only=True)
 
 
-def run_until_signal(run: Callable[[], T], worker: Worker) -> T:
+def run_until_signal(run: Callable[[], T], worker: Worker, *, code: int) -> T:
     """Run in a thread, so that Ctrl-C and SIGTERM find the main thread free: they ask the worker to end.
 
-    Where a job does not, because it waits for Spark, the process ends without it, with exit code 0.
+    Where a job does not, because it waits for Spark, the process ends without it, with the exit code `code`.
     """
     from lastword.serve.ending import STOP_S, in_thread
 
@@ -360,7 +360,7 @@ def run_until_signal(run: Callable[[], T], worker: Worker) -> T:
         )
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(code)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -33,7 +33,8 @@ def register(app: typer.Typer) -> None:
 def worker(
     session: Session,
     once: Annotated[
-        bool, typer.Option("--once", help="Run every job once, then end: 1 if one of them failed.")
+        bool,
+        typer.Option("--once", help="Run every job once, then end: 1 if one of them failed or was not run."),
     ] = False,
 ) -> None:
     """Seal, compact and apply retention in the background, each in its own time.
@@ -57,7 +58,7 @@ def worker(
         # Before anything is said: another worker may be there.
         RoleLock.acquire(log.path, Role.WORKER, SystemClock(), brief=True).release()
         _show_start(session, log)
-        run_until_signal(made.run, made)
+        run_until_signal(made.run, made, code=0)
     if not session.output.json:
         session.output.show(None, "Stopped.")
 
@@ -105,8 +106,12 @@ def _duration(duration_ms: int) -> str | None:
 
 
 def _show_status(session: Session, status: dict[str, Any]) -> None:
-    session.output.show(status, *job_parts(status))
-    if status["failing"] or any(job["last_error"] for job in status["jobs"].values()):
+    not_run = [name for name, job in status["jobs"].items() if job["last_run_ms"] is None]
+    stopped: list[Any] = (
+        ["", styled(f"Stopped before it had run: {', '.join(not_run)}.", "red")] if not_run else []
+    )
+    session.output.show(status, *job_parts(status), *stopped)
+    if not_run or status["failing"] or any(job["last_error"] for job in status["jobs"].values()):
         raise typer.Exit(1)
 
 
