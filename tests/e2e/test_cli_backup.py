@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
 from tests.support.cli import Cli
 from tests.support.kafka_clients import PATIENCE_S, consume_in_group, produce, wait_until
 from tests.support.raw_client import RawClient
-from tests.support.server import serving
+from tests.support.server import SETTINGS, serving
 
+import lastword
 from lastword.backup.belongings import COPIED, COPIED_FOLDERS, IN_PART, LEFT_OUT, MADE_ANEW
 
 
@@ -134,6 +136,65 @@ def test_beside_a_server_and_clients_of_the_restored_one(
         # Idempotent producers go on, under ids that the original can't give.
         assert _new_producer_id(server.kafka) > first_id + 1_000_000
         assert _produce_idempotently(server.kafka, "t", "again") == 15
+
+
+BUSY = f"""\
+{SETTINGS}
+local.retention.ms: 0
+tiering.lag.ms: 100
+seal.interval.ms: 100
+deleter.interval.ms: 100
+segment.bytes: 20000
+"""
+
+
+class Producing:
+    """Produces numbers, one after the other, until it is told to end; `acknowledged` is the last that was."""
+
+    def __init__(self, address: str) -> None:
+        self.acknowledged = -1
+        self._producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "log_level": 0})
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Producing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            self._producer.produce("t", str(number), f"k{number}", on_delivery=self._delivered)
+            self._producer.poll(0.001)
+            number += 1
+        assert self._producer.flush(PATIENCE_S) == 0
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        assert error is None
+        self.acknowledged = message.offset()
+
+
+def test_backups_of_a_server_that_produces_seals_and_deletes_its_wal(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "data")
+    made: list[tuple[str, int]] = []
+    with serving(cli.data, settings=BUSY) as server:
+        cli("topic", "create", "t")
+        with Producing(server.kafka) as producing:
+            for _ in range(3):
+                enough = producing.acknowledged + 500
+                wait_until(lambda enough=enough: producing.acknowledged > enough, "more is produced")
+                before = producing.acknowledged
+                made.append((cli.json("backup", str(tmp_path / "backups"))["backup"], before))
+    for backup, before in made:
+        restored = Cli(tmp_path / backup)
+        restored("restore", str(tmp_path / "backups"), "--backup", backup)
+        with lastword.open(restored.data, read_only=True) as log:
+            found = [(each.offset, int(each.value or b"")) for each in log.topic("t").read()]
+        assert found == [(number, number) for number in range(len(found))] and len(found) > before
 
 
 def _new_producer_id(address: str) -> int:
