@@ -338,7 +338,7 @@ def sweep(data_folder: Path, *, before_ms: int, busy: Collection[str]) -> None:
     """Remove what writes that were killed have staged: nothing has changed in their sink since a time.
 
     The number of the last unit stays, and a unit under way with its files: a query that is started again goes on with
-    them. A sink of one write alone, which nobody starts again, goes whole, unless some of its records are in the log.
+    them. A sink of one write alone, which nobody starts again, goes whole, unless some of its records are in the log: it may be completed by its name.
     Topics in `busy`, by the hex of their ids, are being written to.
     """
     folders = (data_folder / STAGING_FOLDER).glob("*/*")
@@ -357,7 +357,7 @@ def _changed_ms(folder: Path) -> int:
 
 
 def _sweep_sink(sink: Sink) -> None:
-    is_begun = any(sink.folder.glob("*.note"))
+    is_begun = sink.committed is not None or any(sink.folder.glob("*.note"))
     if ONE_WRITE.fullmatch(sink.folder.name) and not is_begun:
         logger.info("removing what a write that was not finished has staged in %s", sink.folder)
         shutil.rmtree(sink.folder)

@@ -365,6 +365,18 @@ class TestSweep:
             log.topic("t").append_staged(name, 0)
             assert units(log.topic("t")) == expected(0)
 
+    def test_that_a_write_was_appended_is_remembered(self, folder: Path, clock: ManualClock) -> None:
+        """Whoever was told that it failed may repeat it by its name."""
+        name = f"job-{new_uuid().hex}"
+        with open_log(folder, clock) as log:
+            sink = sink_of(log, name)
+            stage(log.topic("t"), sink, 0)
+            log.topic("t").append_staged(name, 0)
+            self.age(sink.folder, clock.now_ms())
+            log.run_retention()
+            assert not stage(log.topic("t"), sink, 0, attempt=1)
+            assert log.topic("t").append_staged(name, 0) == 0
+
     def test_a_topic_that_is_being_written_to_is_left_alone(self, folder: Path, clock: ManualClock) -> None:
         with open_log(folder, clock) as log:
             sink = sink_of(log, f"job-{new_uuid().hex}")
