@@ -18,7 +18,7 @@ def test_the_second_writer_is_told_who_the_first_is(children: Children, folder: 
     with pytest.raises(LockedError) as refused:
         lastword.open(folder)
     assert f"process {running.pid} " in str(refused.value)
-    assert "crash_child.py --serve" in str(refused.value)
+    assert "`crash_child.py`" in str(refused.value)
     # Reading needs no lock.
     with lastword.open(folder, read_only=True) as log:
         assert log.topics() == []

@@ -70,6 +70,7 @@ def _unreadable(log: Log, name: str, error: CorruptError) -> dict[str, Any]:
         "cleanup_policy": None,
         "location": place.location,
         "wal_folder": str(wal_folder(log.path, name, place.topic_id)),
+        "foreign": None,
         "partitions": [],
         "settings": [],
         "readers": {},

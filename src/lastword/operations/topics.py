@@ -51,6 +51,7 @@ def list_topics(log: Log) -> list[Data]:
             "partitions": None,
             "cleanup_policy": None,
             "config": {},
+            "foreign_owner": None,
         }
         for each in listing.unreadable
     ]
