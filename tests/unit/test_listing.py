@@ -192,6 +192,9 @@ class TestATableThatCanNotBeRead:
             described = describing.describe_topic(log, "bad")
             assert (described["state"], described["id"]) == ("unreadable", listed["bad"]["id"])
             assert "is damaged" in described["problem"]
+            # Whoever reads one of them finds the same in the other.
+            assert listed["bad"].keys() == listed["good"].keys()
+            assert described.keys() == describing.describe_topic(log, "good").keys()
             rows = {str(each["name"]): each for each in overview(log)}
             assert (rows["bad"]["state"], rows["good"]["state"]) == ("unreadable", "ready")
             assert "is damaged" in str(rows["bad"]["problems"])
