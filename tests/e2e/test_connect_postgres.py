@@ -478,6 +478,30 @@ def test_a_table_that_is_no_longer_published_is_an_error(
         sources.wait(lambda: "there is no table away" in (sources.status(1)["error"] or ""))
 
 
+def test_a_table_that_was_out_of_the_publication_for_a_while_is_an_error(cluster: Cluster, log: Log) -> None:
+    cluster.run("CREATE TABLE outside (id int PRIMARY KEY)", "INSERT INTO outside VALUES (1)")
+    source = {"outside": postgres_source(cluster, "db.outside", table="outside")}
+    with running(log, source) as sources:
+        sources.wait_for_phase("stream")
+    cluster.run(
+        "ALTER PUBLICATION lastword_outside DROP TABLE outside",
+        "INSERT INTO outside VALUES (2)",
+        "ALTER PUBLICATION lastword_outside ADD TABLE outside",
+        "INSERT INTO outside VALUES (3)",
+    )
+    with running(log, source) as sources:
+        error = sources.wait_for_error("was taken out of the publication 'lastword_outside' and put in again")
+        assert "reset outside" in error and len(sources.records("db.outside")) == 1
+        states.pause(log.path, "outside")
+        sources.wait(lambda: sources.status()["state"] == "paused")
+        states.reset(log.path, "outside")
+        states.resume(log.path, "outside")
+        sources.wait_for_records("db.outside", 4)
+        cluster.run("INSERT INTO outside VALUES (4)")
+        found = sources.wait_for_records("db.outside", 5)
+    assert [key["id"] for key, _ in found] == [1, 1, 2, 3, 4]
+
+
 def test_a_truncate_holds_some_of_the_keys_at_a_time(
     cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,10 @@ class Tables(Protocol):
         """How rows of a relation become records; None if it is none of the source's tables."""
         ...
 
+    def pass_over(self, relation: int) -> None:
+        """Hear of a change of a relation that is none of the source's tables."""
+        ...
+
     def complete(self, records: list[SourceRecord], incomplete: dict[int, Incomplete]) -> None: ...
 
     def live_keys(self, topic: str) -> Iterator[bytes]: ...
@@ -108,6 +112,8 @@ class Changes:
                 shape = self._shapes.get(message.relation)
                 if shape is not None:
                     self._change(message, shape)
+                else:
+                    self._tables.pass_over(message.relation)
             case Begin():
                 self._begin, self._index, self._skipped = message, 0, 0
                 if message.commit_lsn <= self._at.commit_lsn:

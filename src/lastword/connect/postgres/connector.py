@@ -82,6 +82,7 @@ class PostgresConnector:
                 again = position is None and self._context.was_reset
                 at.tables[table.quoted] = TableProgress(done=not self._config.reads_rows, sweep=again)
             at.tables[table.quoted].oid = table.oid
+            at.tables[table.quoted].membership = table.membership
         self._tables = {table.oid: table for table in tables}
         self._watch = PartitionWatch(tables)
         if self._config.is_envelope:
@@ -303,9 +304,6 @@ class PostgresConnector:
             ):
                 # Of one that came before ours, or that has taken its place.
                 self._preparation.check_tables(self._tables.values())
-            elif self._watch.is_partition(relation.oid):
-                # Is it one of a table that is not published as a whole any more?
-                self._preparation.check_tables(self._tables.values())
             return None
         if table.is_partitioned:
             # It is described anew when its partitions change, and at other times.
@@ -326,6 +324,17 @@ class PostgresConnector:
                 f"{self._preparation.with_a_new_slot()}"
             )
         return self._shape(table, columns, key)
+
+    def pass_over(self, relation: int) -> None:
+        """InvalidError if a change is of a partition as a table of its own; other tables are no matter."""
+        if not self._watch.is_partition(relation):
+            return
+        self._preparation.check_tables(self._tables.values())
+        raise InvalidError(
+            f"Changes of a partition (oid {relation}) came as those of a table of its own: the publication "
+            f"{self._config.publication!r} was without publish_via_partition_root for a while. "
+            f"{self._preparation.with_a_new_slot()}"
+        )
 
     def complete(self, records: list[SourceRecord], incomplete: dict[int, Incomplete]) -> None:
         assert self._filler is not None

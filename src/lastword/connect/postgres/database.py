@@ -86,6 +86,8 @@ class Table:
     estimated_rows: int
     is_partitioned: bool
     row_filter: str | None = None
+    membership: str = ""
+    """Of the table in the publication: another one if it was taken out and put in again."""
 
     def type_of(self, column: str) -> int:
         return dict(self.columns)[column]
@@ -219,15 +221,17 @@ class Database:
     def published(self, table: Table, publication: str) -> Table | None:
         """The table with what the publication says of its columns and rows; None if it is not in it."""
         found = self.one(
-            "SELECT to_jsonb(p) FROM pg_publication_tables p "
-            "WHERE pubname = %s AND schemaname = %s AND tablename = %s",
-            [publication, table.schema, table.name],
+            "SELECT to_jsonb(t), coalesce(r.oid, p.oid)::bigint FROM pg_publication_tables t "
+            "JOIN pg_publication p USING (pubname) "
+            "LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = %s "
+            "WHERE t.pubname = %s AND t.schemaname = %s AND t.tablename = %s",
+            [table.oid, publication, table.schema, table.name],
         )
         if found is None:
             return None
         names = found[0].get("attnames")
         columns = table.columns if names is None else tuple(c for c in table.columns if c[0] in names)
-        return replace(table, columns=columns, row_filter=found[0].get("rowfilter"))
+        return replace(table, columns=columns, row_filter=found[0].get("rowfilter"), membership=str(found[1]))
 
     def publication_exists(self, name: str) -> bool:
         return self.one("SELECT 1 FROM pg_publication WHERE pubname = %s", [name]) is not None

@@ -72,6 +72,8 @@ class TableProgress:
     """The topic may have rows that the table has not, and is to be looked through for them."""
     partitions: dict[str, str] | None = None
     """What is known of its partitions, see partitions.py."""
+    membership: str = ""
+    """Of the table in the publication, see database.Table."""
 
     def to_json(self) -> dict[str, Any]:
         saved: dict[str, Any] = {"oid": self.oid, "rows": self.rows, "after": self.after, "done": self.done}
@@ -79,6 +81,8 @@ class TableProgress:
             saved["sweep"] = True
         if self.partitions is not None:
             saved["partitions"] = dict(self.partitions)
+        if self.membership:
+            saved["membership"] = self.membership
         return saved
 
 

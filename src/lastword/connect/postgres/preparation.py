@@ -73,6 +73,9 @@ class Preparation:
                 raise InvalidError(
                     f"There is no publication {name!r}; `create: true` in the source's config makes it."
                 )
+        for table in tables:
+            if table.quoted in followed:
+                self._check_membership(table, followed[table.quoted].membership)
         if missing := missing_rights(database, self._need(tables)):
             raise InvalidError("; ".join(missing))
         if not database.publication_exists(name):
@@ -82,10 +85,6 @@ class Preparation:
         published = []
         for table in tables:
             found = database.published(table, name)
-            if found is None:
-                database.check_partitions(table, name)
-            if found is None and table.quoted in followed:
-                raise self._unpublished(table.quoted)
             if found is None:
                 self._check_published(table)
                 database.add_to_publication(name, table)
@@ -148,8 +147,18 @@ class Preparation:
                 )
             if oid != table.oid:
                 raise self._created_anew(table.quoted)
-            if self._database.published(table, self._config.publication) is None:
-                raise self._unpublished(table.quoted)
+            self._check_membership(table, table.membership)
+
+    def _check_membership(self, table: Table, known: str) -> None:
+        """InvalidError if a table is not in the publication any more, or was put in again: changes between are missing."""
+        found = self._database.published(table, self._config.publication)
+        if found is None:
+            raise self._unpublished(table.quoted)
+        if known not in ("", found.membership):
+            raise InvalidError(
+                f"{table.quoted} was taken out of the publication {self._config.publication!r} and put in again, so changes "
+                f"between the two are missing. {self._begin_again()}"
+            )
 
     def _created_anew(self, table: str) -> InvalidError:
         return InvalidError(
