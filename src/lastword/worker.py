@@ -338,7 +338,7 @@ class Worker:
 
     def _compact(self) -> None:
         try:
-            self._log.finish_erasures()
+            self.status.erasures_left = self._log.finish_erasures()
         finally:
             # An erasure that can't go on is told, and keeps no topic from being compacted.
             self._compact_what_is_due()

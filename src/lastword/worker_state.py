@@ -56,6 +56,8 @@ class WorkerStatus:
     started_ms: int
     jobs: dict[str, JobStatus] = field(default_factory=dict)
     failing: list[FailingCompaction] = field(default_factory=list)
+    erasures_left: list[str] = field(default_factory=list)
+    """What erasures that were asked for could not remove so far, and why."""
     turns: dict[str, dict[str, int]] = field(default_factory=dict)
     """For each job the topics that have had a turn, with numbers that rise."""
     in_hand: list[Place] = field(default_factory=list)
@@ -73,6 +75,7 @@ def load_status(data_folder: Path) -> WorkerStatus | None:
             started_ms=saved["started_ms"],
             jobs={name: JobStatus(**job) for name, job in saved["jobs"].items()},
             failing=[FailingCompaction(**each) for each in saved["failing"]],
+            erasures_left=[str(each) for each in saved.get("erasures_left", [])],
             turns={job: dict(turns) for job, turns in saved.get("turns", {}).items()},
             in_hand=[(topic, partition) for topic, partition in saved.get("in_hand", [])],
             interrupted=[(topic, partition) for topic, partition in saved.get("interrupted", [])],
@@ -88,6 +91,7 @@ def _content(status: WorkerStatus) -> dict[str, object]:
         "started_ms": status.started_ms,
         "jobs": {name: asdict(job) for name, job in status.jobs.items()},
         "failing": [asdict(each) for each in status.failing],
+        "erasures_left": status.erasures_left,
         "in_hand": status.in_hand,
         "interrupted": status.interrupted,
         "turns": status.turns,

@@ -17,6 +17,7 @@ from tests.support.compacted import INLINE_CONFIG
 
 import lastword
 from lastword import steps, worker
+from lastword.admin.health import cleaning_problems
 from lastword.errors import LockedError, UnavailableError
 from lastword.lanes import Lane
 from lastword.log import Log
@@ -240,6 +241,25 @@ def test_an_erasure_that_can_not_go_on_is_told_and_keeps_nothing_from_being_comp
         assert working.run_due("clean") == ["compact"]
         assert working.status.jobs["compact"].last_error == "the object store does not answer"
         assert topic.table.snapshot().positions[0].first_dirty == 1
+
+
+def test_what_an_erasure_could_not_remove_is_shown_until_it_is_done(log: Log, clock: ManualClock) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic.append(b"k", b"v")
+    damaged = log.path / "erasing" / f"{topic.id.hex}.json"
+    damaged.parent.mkdir()
+    damaged.write_text("{")
+    working = log.worker()
+    clock.move(log.config.worker_initial_delay_ms)
+    assert working.run_due("clean") == ["compact"]
+    # Compaction does not wait longer for it.
+    assert working.status.jobs["compact"].failures == 0
+    (problem,) = cleaning_problems(log.path)
+    assert problem.startswith("an erasure is not done: ") and str(damaged) in problem
+    log.erase("t", [b"k"])
+    clock.move(log.config.worker_interval_ms)
+    working.run_due("clean")
+    assert cleaning_problems(log.path) == []
 
 
 def test_what_was_compacted_by_hand_fails_no_longer(log: Log) -> None:

@@ -375,7 +375,7 @@ def _add_health(
     @app.get("/readyz", tags=["health"], responses={503: {"description": "Not ready; `problems` says why."}})
     def ready() -> JSONResponse:
         """Whether clients can be served and compaction works: the broker listens, the WAL can be written, the worker is
-        there, and nothing keeps failing to be compacted.
+        there, and nothing keeps failing to be compacted or erased.
         """
         found = health.problems(desk, *broker())
         return JSONResponse({"ready": not found, "problems": found}, status_code=503 if found else 200)

@@ -94,20 +94,24 @@ def _worker_problems(desk: Desk) -> list[str]:
         desk.worker.ping()
     except UnavailableError as error:
         return [f"the worker is not there: {error}"]
-    return compaction_problems(desk.log.path)
+    return cleaning_problems(desk.log.path)
 
 
-def compaction_problems(data_folder: Path) -> list[str]:
-    """What keeps failing to be compacted, one line a reason: one that is all topics' own is said once."""
+def cleaning_problems(data_folder: Path) -> list[str]:
+    """What keeps failing to be compacted or erased, one line a reason: one that is all topics' own is said once."""
     status = load_status(data_folder)
+    erasures = [
+        f"an erasure is not done: {each}" for each in (status.erasures_left if status is not None else ())
+    ]
     by_reason: dict[str, list[str]] = {}
     for each in status.failing if status is not None else ():
         name = each.topic if each.partition is None else f"{each.topic} partition {each.partition}"
         by_reason.setdefault(each.message, []).append(name)
-    return [
+    compactions = [
         f"compaction of {_named(names)} fails: {reason.removesuffix('.')}"
         for reason, names in by_reason.items()
-    ][:MOST_NAMED]
+    ]
+    return [*compactions, *erasures][:MOST_NAMED]
 
 
 def _named(names: list[str]) -> str:

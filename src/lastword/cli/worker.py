@@ -111,12 +111,13 @@ def _show_status(session: Session, status: dict[str, Any]) -> None:
         ["", styled(f"Stopped before it had run: {', '.join(not_run)}.", "red")] if not_run else []
     )
     session.output.show(status, *job_parts(status), *stopped)
-    if not_run or status["failing"] or any(job["last_error"] for job in status["jobs"].values()):
+    failed = any(job["last_error"] for job in status["jobs"].values())
+    if not_run or failed or status["failing"] or status["erasures_left"]:
         raise typer.Exit(1)
 
 
 def job_parts(status: dict[str, Any]) -> list[Any]:
-    """How each job went that has run, and what could not be compacted."""
+    """How each job went that has run, and what could not be compacted or erased."""
     ran = {name: job for name, job in status["jobs"].items() if job["last_run_ms"] is not None}
     parts: list[Any] = [
         table(
@@ -146,4 +147,6 @@ def job_parts(status: dict[str, Any]) -> list[Any]:
                 ],
             ),
         ]
+    if status["erasures_left"]:
+        parts += [heading("Not erased"), *(styled(each, "red") for each in status["erasures_left"])]
     return parts

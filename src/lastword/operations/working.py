@@ -20,7 +20,7 @@ def worker_status(data_folder: Path) -> dict[str, Any]:
     status = load_status(data_folder)
     return {
         "running": holder(data_folder, Role.WORKER),
-        **({"jobs": {}, "failing": []} if status is None else status_data(status)),
+        **({"jobs": {}, "failing": [], "erasures_left": []} if status is None else status_data(status)),
     }
 
 
@@ -34,4 +34,5 @@ def status_data(status: WorkerStatus) -> dict[str, Any]:
     return {
         "jobs": {name: asdict(job) for name, job in status.jobs.items()},
         "failing": [asdict(each) for each in status.failing],
+        "erasures_left": status.erasures_left,
     }
