@@ -128,7 +128,9 @@ class SealedData:
             stream = self._streams.pop(key, None)
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(self._threads, self._next, topic, partition, offset, stream)
-            loading = asyncio.ensure_future(self._loaded(topic, partition, offset, work))
+            # As of now: a commit that is seen before the next turn of the loop may have taken records from the stream.
+            changes = self._changes.get(topic.id, 0)
+            loading = asyncio.ensure_future(self._loaded(topic, partition, offset, work, changes))
             self._loading[key] = loading
             loading.add_done_callback(lambda done: self._done(key, done))
         return loading
@@ -155,9 +157,13 @@ class SealedData:
             offset = chunk.next_offset
 
     async def _loaded(
-        self, topic: Topic, partition: int, offset: int, work: asyncio.Future[tuple[Chunk, Stream] | None]
+        self,
+        topic: Topic,
+        partition: int,
+        offset: int,
+        work: asyncio.Future[tuple[Chunk, Stream] | None],
+        changes: int,
     ) -> Chunk | None:
-        changes = self._changes.get(topic.id, 0)
         made = await work
         if made is None:
             return None

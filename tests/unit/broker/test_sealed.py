@@ -149,3 +149,24 @@ def test_a_commit_that_may_remove_records_drops_what_is_cached(log: Log, change:
         data.close()
 
     asyncio.run(run())
+
+
+def test_a_commit_drops_what_is_about_to_be_read_ahead(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "CHUNK_BYTES", 2000)
+    topic = filled(log, 300, {"cleanup.policy": "compact"}, size=100)
+
+    async def run() -> None:
+        data = SealedData(1 << 20)
+        data.look(topic, topic.table.snapshot())
+        first = await data.load(topic, 0, 0)
+        assert first is not None
+        log.compact(["t"], asked_for=True)
+        # It goes on with the stream of the old snapshot, which nothing knows of any more when the look comes.
+        loading = data.load(topic, 0, first.next_offset)
+        data.look(topic, topic.table.snapshot())
+        chunk = await loading
+        assert chunk is not None
+        assert rows(chunk) == list(range(293, 300))
+        data.close()
+
+    asyncio.run(run())
