@@ -9,7 +9,8 @@ both. So each such commit goes by these steps, in whichever process it is made:
    job goes on only after that.
 
 Killed between 1 and 3, the job's connection breaks, which is step 3. Where no writer is running nobody serves
-anything: one that starts meanwhile is told of the commit after it.
+anything. A writer, or a listener of it, that begins between 1 and 3 may have looked at the table before the commit: it is
+told of both steps after it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from lastword.channel import hold
+from lastword.channel import Hold, hold
 from lastword.locks import writer_channel
 from lastword.segments.table import Announce, PendingCommit
 
@@ -44,30 +45,44 @@ class Announcements:
     def announce(self, commit: PendingCommit) -> Iterator[None]:
         """Tell whoever serves the records, on entry and on exit."""
         if self._is_writer:
-            with ExitStack() as told:
-                for listener in list(self._listeners):
-                    told.enter_context(listener(commit))
+            with self._listeners_told(commit):
                 yield
             return
-        with self._writer_told(commit) as is_told:
-            yield
-        if not is_told:
-            with self._writer_told(commit):
-                pass
+        told: Hold | None = None
+        try:
+            with self._writer_told(commit) as told:
+                yield
+        finally:
+            if told is not None and not told.is_ended:
+                with self._writer_told(commit):
+                    pass
 
     @contextmanager
-    def _writer_told(self, commit: PendingCommit) -> Iterator[bool]:
+    def _listeners_told(self, commit: PendingCommit) -> Iterator[None]:
+        listeners = list(self._listeners)
+        try:
+            with ExitStack() as told:
+                for listener in listeners:
+                    told.enter_context(listener(commit))
+                yield
+        finally:
+            for listener in [each for each in self._listeners if each not in listeners]:
+                with listener(commit):
+                    pass
+
+    @contextmanager
+    def _writer_told(self, commit: PendingCommit) -> Iterator[Hold]:
         path = writer_channel(self._data_folder)
         if path is None:
-            yield False
+            yield Hold(None)
             return
         request = {
             "do": "commit",
             "topic_id": commit.topic_id.hex,
             "floors": [[partition, floor] for partition, floor in commit.floors.items()],
         }
-        with hold(path, request) as answer:
-            yield answer is not None
+        with hold(path, request) as held:
+            yield held
 
     @contextmanager
     def held(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 `ChannelServer`, `ask` and `hold`: maintenance asks the writer to roll, because only the writer rolls its files, and
 tells it of commits. The writer's lock file names its socket. One request and one answer a connection; with `hold` the
-connection stays open while the asker does something, and a last answer says that the writer knows of its end. An asker
-that is killed closes its connection, which ends it too. When nobody answers there is no writer: the lock, not the
+connection stays open while the asker does something, and a last answer says that the writer knows of its end; without
+one the writer has gone away. An asker that is killed closes its connection, which ends it too. When nobody answers there is no writer: the lock, not the
 socket, decides that. While the writer is at a request it says so, line after line: an asker waits for as long as that
 takes, and gives up when it has heard nothing for TIMEOUT_S.
 
@@ -24,6 +24,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,15 @@ class ChannelServer:
                     _send(connection, first)
                     # However long the asker takes; its end, one way or the other, is what is waited for.
                     connection.settimeout(None)
+                    said = b""
                     with contextlib.suppress(OSError):
-                        _read_line(connection)
+                        said = _read_line(connection)
                     connection.settimeout(TIMEOUT_S)
                     with _saying_that_it_works(connection):
                         held.close()
+                    if not said:
+                        # It was killed; or this is closing, and an asker that goes on must not take that for its end.
+                        return
                     answer = {}
         except ClosedError as error:
             # Of the writer's log: whoever asks has one that is open, and can try again.
@@ -178,22 +183,31 @@ def ask(path: str, request: dict[str, Any]) -> dict[str, Any] | None:
         return _exchange(connection, path, request)
 
 
+@dataclass(slots=True)
+class Hold:
+    """A request that is held open: the writer's answer, None if nobody is there."""
+
+    answer: dict[str, Any] | None
+    is_ended: bool = False
+    """The writer that answered has taken note of the end. It has not where it went away meanwhile."""
+
+
 @contextlib.contextmanager
-def hold(path: str, request: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
-    """As `ask`; the writer is told when the block is left, and has taken note of it when this returns."""
+def hold(path: str, request: dict[str, Any]) -> Iterator[Hold]:
+    """As `ask`; the writer is told when the block is left, and has taken note of it when this returns, if it can."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(TIMEOUT_S)
         try:
             connection.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
-            yield None
+            yield Hold(None)
             return
-        answer = _exchange(connection, path, request)
+        held = Hold(_exchange(connection, path, request))
         try:
-            yield answer
+            yield held
         finally:
-            if answer is not None:
-                _exchange(connection, path, {"do": "done"})
+            if held.answer is not None:
+                held.is_ended = _exchange(connection, path, {"do": "done"}) is not None
 
 
 def _exchange(connection: socket.socket, path: str, message: dict[str, Any]) -> dict[str, Any] | None:

@@ -131,13 +131,14 @@ def noted() -> Iterator[tuple[Noted, str]]:
 
 def test_a_held_request_is_over_before_its_asker_goes_on(noted: tuple[Noted, str]) -> None:
     handler, path = noted
-    with hold(path, {"do": "commit"}) as answer:
-        assert answer == {"noted": True}
+    with hold(path, {"do": "commit"}) as held:
+        assert held.answer == {"noted": True}
         assert handler.events == ["begun commit"]
         # Others are answered meanwhile.
         assert ask(path, {"do": "roll"}) == {"noted": True}
     assert handler.events[0] == "begun commit"
     assert handler.events.count("over") == 2
+    assert held.is_ended
 
 
 def test_an_asker_that_is_killed_ends_what_it_holds(noted: tuple[Noted, str]) -> None:
@@ -152,14 +153,16 @@ def test_a_channel_that_closes_does_not_wait_for_those_who_hold(noted: tuple[Not
     handler = Noted()
     server = ChannelServer(handler)
     server.start()
-    with hold(server.path, {"do": "commit"}):
+    with hold(server.path, {"do": "commit"}) as held:
         server.close()
         assert handler.events == ["begun commit", "over"]
+    assert not held.is_ended
 
 
 def test_nobody_is_there_to_hold(tmp_path: Path) -> None:
-    with hold(str(tmp_path / "nobody.sock"), {"do": "commit"}) as answer:
-        assert answer is None
+    with hold(str(tmp_path / "nobody.sock"), {"do": "commit"}) as held:
+        assert held.answer is None
+    assert not held.is_ended
 
 
 class Working:
@@ -206,8 +209,8 @@ def test_a_hold_that_begins_and_ends_slowly_is_waited_for(monkeypatch: pytest.Mo
 
     server = ChannelServer(slow)
     server.start()
-    with hold(server.path, {"do": "commit"}) as answer:
-        assert answer == {"noted": True}
+    with hold(server.path, {"do": "commit"}) as held:
+        assert held.answer == {"noted": True}
     server.close()
 
 
