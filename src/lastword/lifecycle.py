@@ -90,6 +90,7 @@ class Lifecycle:
 
     def finish_creations(self) -> None:
         """Remove what creations that were cut short have left. Only at the start: no creation is under way."""
+        _remove_unfinished(self._data_folder / CREATING_FOLDER)
         for note in _notes(self._data_folder / CREATING_FOLDER):
             try:
                 name, topic_id = note.read_text(), UUID(note.name)
@@ -152,11 +153,14 @@ class Lifecycle:
 
     def has_deletions(self) -> bool:
         """Whether any is noted. Nothing is changed: whoever is not the writer may ask."""
-        folder = self._data_folder / DELETING_FOLDER
-        return folder.exists() and any(folder.iterdir())
+        return bool(_notes(self._data_folder / DELETING_FOLDER))
+
+    def forget_unfinished_deletions(self) -> None:
+        """Remove the notes that a killed process was still writing. Only at the start: none is being written."""
+        _remove_unfinished(self._data_folder / DELETING_FOLDER)
 
     def deletions(self) -> list[Deletion]:
-        """Those that are noted. A note that a killed process was still writing says nothing, and goes."""
+        """Those that are noted."""
         found = []
         for note in _notes(self._data_folder / DELETING_FOLDER):
             try:
@@ -261,11 +265,13 @@ def _write_note(note: Path, content: bytes, name: str) -> None:
 
 
 def _notes(folder: Path) -> list[Path]:
-    """The notes in a folder. One that a killed process was still writing says nothing, and goes."""
-    found = sorted(folder.iterdir()) if folder.exists() else []
-    for unfinished in [note for note in found if note.suffix]:
+    """The notes in a folder, but for those that are being written: these say nothing yet."""
+    return sorted(note for note in folder.iterdir() if not note.suffix) if folder.exists() else []
+
+
+def _remove_unfinished(folder: Path) -> None:
+    for unfinished in [note for note in folder.iterdir() if note.suffix] if folder.exists() else ():
         unfinished.unlink(missing_ok=True)
-    return [note for note in found if not note.suffix]
 
 
 def _remove_tree(folder: Path) -> None:

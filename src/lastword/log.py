@@ -200,6 +200,7 @@ class Log:
                 if self.config.compaction_service_factory not in SHIPPED_FACTORIES:
                     self.compaction.check_factory()
                 self._lifecycle.finish_creations()
+                self._lifecycle.forget_unfinished_deletions()
                 self._finish_deletions()
                 if self.config.wal_sync.mode == "interval":
                     assert self.config.wal_sync.interval_ms is not None

@@ -380,3 +380,38 @@ class TestWhatComesBetween:
         fill(new, 0, 1)
         assert log.topics() == ["t"]
         assert list((log.path / "deleting").iterdir()) == []
+
+
+def test_a_deletion_can_be_noted_while_others_are_finished(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_log(tmp_path / "data", clock, INLINE) as log:
+        log.create_topic("t")
+        sync = disk.fsync
+        met: list[str] = []
+
+        def finish_meanwhile(fd: int) -> None:
+            sync(fd)
+            if not met and (noting := list((tmp_path / "data" / "deleting").glob("*.tmp"))):
+                met.append(noting[0].name)
+                # As the worker asks of the writer at any time.
+                in_thread(lambda: log.run_retention(steps=["collect"])).join(60)
+
+        monkeypatch.setattr(disk, "fsync", finish_meanwhile)
+        log.delete_topic("t")
+        assert met
+        assert log.topics() == []
+
+
+def test_a_note_that_was_being_written_when_its_process_was_killed_goes_with_the_next_start(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    folder = tmp_path / "data"
+    with open_log(folder, clock, INLINE) as log:
+        fill(log.create_topic("t"), 0, 3)
+    for name in ("creating", "deleting"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / f"{'0' * 32}.tmp").write_bytes(b'{"na')
+    with open_log(folder, clock, INLINE) as log:
+        assert values(log.topic("t").read()) == [0, 1, 2]
+        assert not list(folder.glob("*ing/*.tmp"))
