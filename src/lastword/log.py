@@ -947,9 +947,14 @@ class Log:
         # Without the lock: a sync must not wait for a topic that is being created or deleted.
         return [writer for topic in list(self._topics.values()) for writer in topic.writers()]
 
-    def _lost(self, name: str) -> None:
+    def _lost(self, topic: TopicInfo) -> None:
         """Another folder has a topic now: whoever asks for it from now on finds the other's."""
+        name = topic.name
         with self._topics_lock:
+            lost = self._topics.get(name)
+            if lost is None or lost.id != topic.id:
+                # It was deleted here, and perhaps created again: two writers of one WAL would overwrite each other.
+                return
             try:
                 found = self._open_topic(name)
             except UnknownTopicError:
@@ -959,14 +964,12 @@ class Log:
                 # What there is stays, and says to everybody why it takes no appends.
                 logger.warning("%s, which was lost, can't be looked at: %s", name, error)
                 return
-            lost = self._topics.get(name)
             # In one step: to the broker, a topic that is not there has been deleted.
             self._topics[name] = found
             if self._compaction is not None:
                 self._compaction.forget(name)
-        if lost is not None:
-            with _warned(f"closing {name}, which was lost"):
-                lost.close()
+        with _warned(f"closing {name}, which was lost"):
+            lost.close()
 
     def _let_go(self, name: str) -> None:
         """Close a topic that is gone, or may be: it takes no more appends."""

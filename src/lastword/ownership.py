@@ -175,14 +175,14 @@ class Ownership:
     def let_go(self, topic_id: UUID) -> None:
         self._held.pop(topic_id, None)
 
-    def confirm(self, catalog: SegmentCatalog) -> list[str]:
-        """Look whether the topics that are held are still ours; the names of those that were lost."""
+    def confirm(self, catalog: SegmentCatalog) -> list[TopicInfo]:
+        """Look whether the topics that are held are still ours; those that were lost."""
         held = {each.topic.name: each for each in list(self._held.values()) if each.lost is None}
         if not held:
             return []
         started_s = now_s()
         found = catalog.owners({name: each.pointer for name, each in held.items()})
-        lost = []
+        lost: list[TopicInfo] = []
         for name, each in held.items():
             look = found.get(name)
             if look is None:
@@ -192,7 +192,7 @@ class Ownership:
                 self._check_look(each.topic, look)
             except NotOwnerError as error:
                 each.lost = error
-                lost.append(name)
+                lost.append(each.topic)
                 logger.error("%s", error)
                 continue
             each.pointer, each.confirmed_s = look.pointer, started_s
@@ -253,7 +253,9 @@ class Ownership:
 class Confirmer:
     """A thread that confirms, every second, that the topics which are open for writing are still ours."""
 
-    def __init__(self, ownership: Ownership, catalog: SegmentCatalog, lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, ownership: Ownership, catalog: SegmentCatalog, lost: Callable[[TopicInfo], None]
+    ) -> None:
         self._ownership = ownership
         self._catalog = catalog
         self._lost = lost
@@ -272,8 +274,8 @@ class Confirmer:
             except LastwordError as error:
                 logger.warning("can't confirm which topics are owned by this folder: %s", error)
                 continue
-            for name in lost:
-                self._lost(name)
+            for topic in lost:
+                self._lost(topic)
 
 
 def foreign_error(topic: TopicInfo) -> NotOwnerError:

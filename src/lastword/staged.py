@@ -200,10 +200,12 @@ def append(
     writers: Callable[[int], PartitionWriter],
     limits: batch.Limits,
     append_time_ms: int | None,
+    check_owned: Callable[[], None],
 ) -> int:
     """Append the unit that was proposed, or what is missing of it; the records that were appended by this call.
 
-    One at a time for each topic. `writers` gives the writer of a partition, or raises.
+    One at a time for each topic. `writers` gives the writer of a partition, or raises. `check_owned` raises if the topic was
+    lost meanwhile: then the unit is not done, however often it is asked for.
     """
     committed, unit = sink.committed, sink.unit
     if committed is not None and number <= committed:
@@ -228,6 +230,7 @@ def append(
                 append_time_ms,
                 start=unit.starts.get(partition),
             )
+    check_owned()
     sink.commit(number)
     return appended
 

@@ -318,6 +318,7 @@ class Topic:
         if isinstance(result, InvalidRecordError):
             raise result
         writer.settle(result.end_offset)
+        self.check_owned()
         if not result.is_duplicate:
             metrics.RECORDS_APPENDED.labels(self.name).inc(header.record_count)
             metrics.BYTES_APPENDED.labels(self.name).inc(len(data))
@@ -336,6 +337,7 @@ class Topic:
                 self._writer,
                 limits,
                 now_ms if limits.log_append_time else None,
+                self.check_owned,
             )
         metrics.RECORDS_APPENDED.labels(self.name).inc(appended)
         return appended

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.support.broker import INLINE
 from tests.support.cli import wait_until
@@ -16,10 +17,11 @@ from tests.support.s3 import S3Server, s3_server
 from tests.support.segments import postgres_binaries, postgres_server
 
 import lastword
-from lastword import identity, ownership
+from lastword import disk, identity, ownership
 from lastword.errors import NotOwnerError, UnavailableError
 from lastword.log import Log
 from lastword.segments import mapping
+from lastword.staged import Piece, Sink, Unit
 
 Config = dict[str, object]
 
@@ -347,3 +349,54 @@ def test_the_thread_confirms_by_itself(
         after_s = ownership.now_s()
         wait_until(lambda: held.confirmed_s > after_s)
         fill(topic, 1, 2)
+
+
+def test_a_topic_that_was_deleted_and_created_again_is_not_taken_for_one_that_was_lost(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lastword.open(tmp_path / "one", config=config) as log:
+        log._confirmer.close()
+        log.create_topic("t")
+        look = log._catalog._loader.pointers
+
+        def create_again() -> object:
+            log.delete_topic("t")
+            found = look()
+            created.append(log.create_topic("t"))
+            return found
+
+        created: list[lastword.Topic] = []
+        monkeypatch.setattr(log._catalog._loader, "pointers", create_again)
+        for lost in log._ownership.confirm(log._catalog):
+            log._lost(lost)
+        assert log.topic("t") is created[0]
+        fill(created[0], 0, 1)
+        assert values(log.topic("t").read()) == [0]
+
+
+@pytest.mark.parametrize("way", ["append_batch", "append_staged"])
+def test_what_was_lost_while_it_was_synced_is_not_acknowledged(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    with lastword.open(tmp_path / "one", config=config) as log:
+        topic = log.create_topic("t")
+        log._confirmer.close()
+        sync = disk.fdatasync
+        now_s = ownership.now_s()
+
+        def take_long(fd: int) -> None:
+            sync(fd)
+            monkeypatch.setattr(ownership, "now_s", lambda: now_s + ownership.CONFIRMED_FOR_S + 1)
+
+        ((_, data),) = topic.encode_arrow(pa.table({"key": ["k"], "value": ["0"]}))
+        if way == "append_staged":
+            sink = Sink(log.path, topic.id, "q")
+            disk.make_folder(sink.folder)
+            (sink.folder / "x.batches").write_bytes(data)
+            sink.propose(Unit(number=1, pieces={0: [Piece("x.batches", 0, len(data))]}))
+        monkeypatch.setattr(disk, "fdatasync", take_long)
+        with pytest.raises(NotOwnerError, match="could not be confirmed"):
+            if way == "append_batch":
+                topic.append_batch(0, data)
+            else:
+                topic.append_staged("q", 1)
