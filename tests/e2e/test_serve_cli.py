@@ -25,7 +25,10 @@ BINARY = b'{"key_base64": "/w==", "value": null, "timestamp": 1800000000100}\n'
 
 @dataclass(frozen=True)
 class Step:
-    """A command line, and what is typed into it. `covers` is the command's name in the reference."""
+    """A command line, and what is typed into it. `covers` is the command's name in the reference.
+
+    {data} stands for the data folder.
+    """
 
     line: str
     stdin: bytes = b""
@@ -104,6 +107,15 @@ STEPS = [
     Step("topic repair users"),
     Step("topic repair users --yes"),
     Step("topic repair nope"),
+    Step("wal export users"),
+    Step("wal export nix"),
+    Step("backup create {data}-backups"),
+    Step("backup list {data}-backups"),
+    Step("backup list {data}-nothing"),
+    Step("restore {data}-backups"),
+    Step("relocate"),
+    Step("takeover users"),
+    Step("takeover nix"),
     Step("topic delete clicks"),
     Step("topic delete clicks --yes"),
     Step("topic delete clicks --yes"),
@@ -156,7 +168,8 @@ CHANGING = (
 
 
 def result(cli: Cli, step: Step, *more: str) -> Result:
-    return cli(*step.line.split(), *more, code=None, stdin=step.stdin)
+    line = step.line.format(data=cli.data)
+    return cli(*line.split(), *more, code=None, stdin=step.stdin)
 
 
 @pytest.mark.parametrize("index", range(len(STEPS)), ids=lambda index: f"{index} {STEPS[index].line[:40]}")
@@ -189,7 +202,9 @@ MASKS = [
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}", "UUID"),
     (r"[0-9a-f]{32}", "UUID"),
     (r"\b\d{16,20}\b", "SNAPSHOT"),
+    (r"\d{8}T\d{9}-[0-9a-f]{8}", "BACKUP"),
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),
+    (r"\d{4}-\d\d-\d\d [\d:]+ UTC", "TIME"),
     (r"\b\d+(\.\d+)? (B|kB|MB)\b", "SIZE"),
     (r"\b\d+\.\d s\b", "DURATION"),
     (r"\b\d+[smhd]( \d+[smhd])?( ago)?(?=\s)", "AGE"),

@@ -43,7 +43,7 @@ CORE_TOPICS = {
 READ_TOPICS = tuple(CORE_TOPICS)
 MAX_PASSING_TOPICS = 2
 BROKER = {
-    "collect.grace.ms": 0,
+    "collect.grace.ms": 1,
     "snapshot.retention.ms": 0,
     "lease.ttl.ms": 60_000,
 }
