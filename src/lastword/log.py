@@ -72,6 +72,7 @@ from lastword.segments.table import (
     SegmentTable,
     TablePlace,
     TopicInfo,
+    look_again,
     retry_on_conflict,
 )
 from lastword.takeover import TakenOver
@@ -588,7 +589,9 @@ class Log:
         """Export how much there is of every topic, how dirty it is and how far behind, as metrics."""
         self._check_open()
         now_ms = self._clock.now_ms()
-        visited = self.visit(lambda name: look(self.topic(name), self._load(name), now_ms))
+        visited = self.visit(
+            lambda name: look_again(lambda: look(self.topic(name), self._load(name), now_ms))
+        )
         self._measures.take(visited.found.values(), names=[*visited.found, *visited.problems])
         for name, error in visited.problems.items():
             logger.warning("%s can't be measured: %s", name, error)

@@ -50,7 +50,7 @@ from lastword.readers import CommittedPositions, Reader, committed_positions, re
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, NewRecord, Record, TimestampType
 from lastword.retention import delete_records
 from lastword.segments.sketch import Sketches
-from lastword.segments.table import LastRun, SegmentGoneError, SegmentTable, Snapshot, TopicInfo
+from lastword.segments.table import LastRun, SegmentGoneError, SegmentTable, Snapshot, TopicInfo, look_again
 from lastword.state import state_view
 from lastword.tiering import SealReport
 from lastword.timetravel import AsOf
@@ -801,7 +801,9 @@ class Topic:
         With `estimates` also what compaction would reclaim: the footer of every segment's file is read for it.
         """
         distinct = Sketches(self._table.files).distinct_keys if estimates else None
-        snapshot = self._table.snapshot()
+        return look_again(lambda: self._describe(self._table.snapshot(), distinct))
+
+    def _describe(self, snapshot: Snapshot, distinct: plan.Distinct | None) -> TopicDescription:
         policy = next(
             each.value
             for each in self._config.explain(self.name, self._info.config)

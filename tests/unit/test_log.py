@@ -38,6 +38,7 @@ from lastword.errors import (
 )
 from lastword.locks import Role, RoleLock
 from lastword.log import Log
+from lastword.segments.table import Snapshot
 
 
 class TestFolder:
@@ -561,6 +562,34 @@ def _live_and_count(place: str) -> None:
 
 def test_open_and_close_leave_no_file_and_no_thread(tmp_path: Path) -> None:
     alone(_live_and_count, str(tmp_path))
+
+
+def test_describe_looks_again_when_its_snapshot_goes(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = {"snapshot.retention.ms": 0, "collect.grace.ms": 0}
+    with (
+        open_log(tmp_path / "data", clock, at_once) as log,
+        lastword.open(log.path, read_only=True, clock=clock) as beside,
+    ):
+        topic = log.create_topic("t")
+        fill(topic, 0, 3)
+        topic.seal()
+        seen = beside.topic("t")
+        look = seen.table.snapshot
+
+        def look_slowly() -> Snapshot:
+            found = look()
+            monkeypatch.undo()
+            topic.delete_records({0: 3})
+            clock.move(100_000)
+            for _ in range(2):
+                log.run_retention()
+            return found
+
+        monkeypatch.setattr(seen.table, "snapshot", look_slowly)
+        described = seen.describe()
+    assert described.partitions[0].sealed_records == 0
 
 
 def test_describe_shows_what_is_where(log: Log) -> None:

@@ -28,7 +28,7 @@ from lastword.operations.state_page import state_page
 from lastword.readers import committed_positions, group_positions
 from lastword.record_json import parse_time, record_data
 from lastword.segments.sketch import Sketches
-from lastword.segments.table import Segment, Snapshot
+from lastword.segments.table import Segment, Snapshot, look_again
 from lastword.topic import Topic
 from lastword.wal.deleter import LocalFile
 from lastword.worker_state import load_status
@@ -128,11 +128,18 @@ class Overview:
         return {**self._pending(name), "state": "unreadable", "pending": False, "problems": [str(error)]}
 
 
+def _segments(topic: Topic) -> tuple[Snapshot, list[Segment]]:
+    def attempt() -> tuple[Snapshot, list[Segment]]:
+        snapshot = topic.table.snapshot()
+        return snapshot, topic.table.plan(snapshot)
+
+    return look_again(attempt)
+
+
 def _row(
     log: Log, topic: Topic, now_ms: int, downtimes: Sequence[tuple[int, int]], problems: list[str]
 ) -> Data:
-    snapshot = topic.table.snapshot()
-    segments = topic.table.plan(snapshot)
+    snapshot, segments = _segments(topic)
     due, ratio = _due(log, topic, snapshot, segments, now_ms, downtimes)
     ends = _log_ends(topic, snapshot)
     unsealed = sum(
@@ -254,8 +261,7 @@ def layout(log: Log, name: str, *, estimates: bool = False) -> Data:
     """
     topic = log.topic(name)
     now_ms = log.clock.now_ms()
-    snapshot = topic.table.snapshot()
-    segments = topic.table.plan(snapshot)
+    snapshot, segments = _segments(topic)
     by_partition = _by_partition(segments)
     garbage = _garbage(topic, by_partition) if estimates and len(segments) <= MOST_FOOTERS else {}
     wals = {wal.partition: wal for wal in topic.local_wals()}

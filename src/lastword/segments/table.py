@@ -419,6 +419,16 @@ def check_not_deleted(base: Snapshot) -> None:
         raise UnknownTopicError(f"topic {base.topic.name!r} has been deleted")
 
 
+def look_again(attempt: Callable[[], T], attempts: int = 5) -> T:
+    """Call `attempt`, which takes a snapshot and reads what it names, until none of it has gone meanwhile."""
+    for _ in range(attempts - 1):
+        try:
+            return attempt()
+        except SegmentGoneError:
+            continue
+    return attempt()
+
+
 def retry_on_conflict(attempt: Callable[[], T], attempts: int = 10) -> T:
     """Call `attempt`, which looks at the table, plans and commits, until no other commit came between."""
     for _ in range(attempts - 1):
