@@ -54,7 +54,9 @@ def test_a_backup_and_what_is_made_of_it(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("backup",), 0, ""),
+        (("backup",), 2, "Missing argument 'TO'"),
+        (("backup", ""), 2, "The place of the backups is empty"),
+        (("backup", "--keep", "1", "PLACE/new"), 0, ""),
         (("backup", "list", "PLACE/none"), 0, ""),
         (("restore", "PLACE/none"), 2, "There is no backup in"),
         (("restore", "PLACE/backups"), 2, "is not empty"),

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -52,6 +53,8 @@ THREADS = 4
 """Data files that are copied at a time."""
 
 _ATTEMPTS = 5
+_OF_A_TOPIC = re.compile(r"[a-z]+/[0-9a-f]{32}/")
+"""How paths begin below a place's folders for data and WALs."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
@@ -131,6 +134,7 @@ class _Job:
         started_s, began_ms = monotonic_s(), self._origin.clock.now_ms()
         earlier, unreadable = load_all(self._place)
         self._check_owner(earlier)
+        self._check_strangers()
         known = {piece.path: piece for each in earlier for piece in each.pieces()}
         there = self._place.sizes(DATA_FOLDER)
         with ExitStack() as pins:
@@ -177,6 +181,16 @@ class _Job:
                     f"{self._place.address} has backups of another log, {each.folder} on {each.host} "
                     f"(backup {each.id}). Each log has a place of its own: name another one."
                 )
+
+    def _check_strangers(self) -> None:
+        """Files that no backup names are removed in the end; what never was of one must not be among them."""
+        for folder in (DATA_FOLDER, wals.FOLDER):
+            for path in sorted(self._place.sizes(folder)):
+                if not _OF_A_TOPIC.match(path):
+                    raise InvalidError(
+                        f"{self._place.address} is in use by something else: {path} is there, which is of no backup. "
+                        f"Name an empty or a new folder."
+                    )
 
     # ------------------------------------------------------------------------------------------- the cut
 

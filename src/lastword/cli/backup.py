@@ -26,12 +26,13 @@ PropertyOption = Annotated[
 
 
 class _Group(TyperGroup):
-    """`lastword backup TO` is `lastword backup create TO`."""
+    """`lastword backup TO` is `lastword backup create TO`, its options before or after TO."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        if args and args[0] not in self.commands:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # Also without anything: what a variable that is not set leaves of a cron job must not end with 0.
+        if not {*self.commands, *self.get_help_option_names(ctx)} & {*args}:
             args = ["create", *args]
-        return super().resolve_command(ctx, args)
+        return super().parse_args(ctx, args)
 
 
 app = group(
@@ -164,6 +165,11 @@ def restore(
 
 def _whole(place: str) -> str:
     """A path as the server's process finds it, too."""
+    if not place.strip():
+        # Else it would be the folder that the command is run in.
+        raise InvalidError(
+            "The place of the backups is empty. Name a folder, or an address such as s3://bucket/path."
+        )
     return place if "://" in place else str(Path(place).absolute())
 
 

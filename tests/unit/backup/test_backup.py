@@ -550,6 +550,19 @@ def test_a_place_belongs_to_one_log(tmp_path: Path, clock: ManualClock, to: Path
 # ------------------------------------------------------------------------------------------------ settings
 
 
+@pytest.mark.parametrize("path", ["data/photos/cat.jpg", "wal/notes", "wal/default/t/0/1.log"])
+def test_a_folder_with_files_of_others_is_refused_and_left_alone(
+    tmp_path: Path, clock: ManualClock, to: Path, path: str
+) -> None:
+    (to / path).parent.mkdir(parents=True)
+    (to / path).write_text("precious")
+    with open_log(tmp_path / "log", clock) as log:
+        log.create_topic("t").append("k", "v")
+        with pytest.raises(InvalidError, match=f"in use by something else: {path} is there"):
+            log.backup(to)
+    assert files_of(to) == {path}
+
+
 def test_the_settings_come_along_but_for_the_place_of_the_originals_tables(
     tmp_path: Path, clock: ManualClock, to: Path
 ) -> None:
