@@ -496,7 +496,7 @@ class Log:
                 topic = self.topic(name)
                 if topic.foreign is not None:
                     raise topic.foreign
-                own_wals = topic.local_wals()
+                own_wals = topic.local_wals() if dry_run else topic.removable_wals()
                 if "retention" in wanted_steps:
                     unsealed = _unsealed_bytes(own_wals)
                     removed.append(retention.apply(table, unsealed, topic.settings, now_ms, dry_run=dry_run))
@@ -684,7 +684,7 @@ class Log:
         eraser = erase.Eraser(
             intent,
             self._load(intent.topic),
-            topic.local_wals,
+            topic.removable_wals,
             data_folder=self.path,
             leases=self._leases,
             clock=self._clock,

@@ -780,9 +780,17 @@ class Topic:
                         self._writers[partition] = self._open_writer(partition)
             return found
 
+    def removable_wals(self) -> list[deleter.LocalWal]:
+        """As `local_wals`, for whoever removes files. NotOwnerError where another folder's records may be the sealed ones."""
+        snapshot = self._table.snapshot()
+        self._table.check_owned(snapshot)
+        return self._local_wals(snapshot)
+
     def local_wals(self) -> list[deleter.LocalWal]:
         """The WAL of each partition, as the deleter sees it."""
-        snapshot = self._table.snapshot()
+        return self._local_wals(self._table.snapshot())
+
+    def _local_wals(self, snapshot: Snapshot) -> list[deleter.LocalWal]:
         looks = [
             deleter.look(
                 self.name,

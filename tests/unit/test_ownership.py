@@ -400,3 +400,24 @@ def test_what_was_lost_while_it_was_synced_is_not_acknowledged(
                 topic.append_batch(0, data)
             else:
                 topic.append_staged("q", 1)
+
+
+def test_a_folder_that_a_clone_has_overtaken_keeps_what_it_had_not_sealed(
+    tmp_path: Path, config: Config
+) -> None:
+    with lastword.open(tmp_path / "one", config=config) as log:
+        log.create_topic("t")
+        log._confirmer.close()
+        clone = cloned(tmp_path / "one", "clone")
+        fill(log.topic("t"), 0, 3)
+        log.topic("t").roll(due_only=False)
+        before = sorted(log.path.glob("wal/*/*/*/0/wal.*.log"))
+        with lastword.open(clone, config=config) as overtaking:
+            fill(overtaking.topic("t"), 10, 20)
+            overtaking.topic("t").seal()
+        with lastword.open(tmp_path / "one", config=config, maintain_only=True) as worker:
+            report = worker.run_retention(steps=["delete"])
+            assert "is a stale copy" in report.problems[0][1]
+            with pytest.raises(NotOwnerError, match="is a stale copy"):
+                worker.erase("t", [b"k10"])
+        assert sorted(log.path.glob("wal/*/*/*/0/wal.*.log")) == before

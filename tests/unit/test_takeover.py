@@ -235,3 +235,24 @@ def test_records_are_rescued_where_no_catalog_can_be_reached(tmp_path: Path, con
     assert rescued(tmp_path / "one", away, from_offset=0) == [0, 1, 2]
     with pytest.raises(UnknownTopicError):
         rescued(tmp_path / "one", away, "unknown", from_offset=0)
+
+
+def test_what_the_old_owner_had_not_sealed_is_not_taken_for_sealed_by_the_new_one(
+    tmp_path: Path, config: Config
+) -> None:
+    with (
+        lastword.open(tmp_path / "one", config=config) as one,
+        lastword.open(tmp_path / "two", config=config) as two,
+    ):
+        # It does not know of the loss yet.
+        one._confirmer.close()
+        topic = one.create_topic("t")
+        fill(topic, 0, 3)
+        topic.roll(due_only=False)
+        two.take_over("t")
+        fill(two.topic("t"), 10, 20)
+        two.topic("t").seal()
+        report = one.run_retention(topics=["t"], steps=["delete"])
+        assert not report.wal.deletions
+        assert "belongs to" in report.problems[0][1]
+    assert rescued(tmp_path / "one", config) == [0, 1, 2]

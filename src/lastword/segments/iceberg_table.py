@@ -79,6 +79,10 @@ class IcebergTable:
             return self._snapshot_of(table, table.metadata.current_snapshot_id)
         return self._snapshot_of(table, snapshot_id)
 
+    def check_owned(self, snapshot: Snapshot) -> None:
+        if self._guard is not None:
+            self._guard.check(snapshot.topic)
+
     def history(self) -> list[Snapshot]:
         metadata = self._refresh().metadata
         return [mapping.snapshot_from(metadata, each) for each in main_line(metadata)]
@@ -129,9 +133,8 @@ class IcebergTable:
         operation: str,
         details: Mapping[str, str] | None = None,
     ) -> Snapshot:
-        if self._guard is not None:
-            # Before the positions are compared: those of another owner's table don't fit what was planned here.
-            self._guard.check(base.topic)
+        # Before the positions are compared: those of another owner's table don't fit what was planned here.
+        self.check_owned(base)
         change = Change(
             operation=operation,
             details=details or {},

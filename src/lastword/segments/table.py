@@ -256,6 +256,10 @@ class SegmentTable(Protocol):
         """A fresh look at the current snapshot, or the one with this id if it is still there."""
         ...
 
+    def check_owned(self, snapshot: Snapshot) -> None:
+        """NotOwnerError if we may not change the table as it was in a snapshot: its positions speak of another's records."""
+        ...
+
     def history(self) -> list[Snapshot]:
         """The snapshots that are or were the current one and are still kept, oldest first; the last is current.
 
