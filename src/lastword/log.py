@@ -483,9 +483,12 @@ class Log:
             problems: list[tuple[str, str]] = []
             wanted = None if topics is None else set(topics)
             wanted_steps = set(steps)
-            names = self.topics(include_internal=True)
-            if unknown := sorted((wanted or set()) - set(names)):
-                raise UnknownTopicError(f"there is no topic {unknown[0]!r}")
+            if wanted is None:
+                chosen = self.own_topics()
+            else:
+                chosen = [name for name in self.topics(include_internal=True) if name in wanted]
+                if unknown := sorted(wanted - set(chosen)):
+                    raise UnknownTopicError(f"there is no topic {unknown[0]!r}")
 
             def retain(name: str) -> None:
                 if stop():
@@ -511,7 +514,6 @@ class Log:
                         table, self.path, self.config, now_ms, dry_run=dry_run
                     )
 
-            chosen = self.own_topics() if wanted is None else [name for name in names if name in wanted]
             visited = self.visit(retain, chosen if turns is None else turns.in_order(chosen))
             for name, error in visited.problems.items():
                 logger.error("retention of %s: %s", name, error)
