@@ -1,7 +1,8 @@
 """Reads the records of a topic that only this data folder's WAL has, without locking or changing anything.
 
 Those are the records above the sealed end, where this folder owns the topic. Where it has lost the topic to another
-folder, they are those above the sealed end of the moment when it changed hands, which the table has noted.
+folder, they are those above the sealed end of the moment when it changed hands, which the table has noted. Where a clone
+of the folder has gone on with the topic, they are all that the WAL has.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from lastword.clock import Clock
 from lastword.errors import LastwordError, UnavailableError, UnknownTopicError
 from lastword.folder import Storage
 from lastword.lifecycle import wal_folder
+from lastword.ownership import Ownership
 from lastword.reader import clip, to_records, with_partition
 from lastword.record import Record
 from lastword.segments.table import Snapshot
@@ -96,14 +98,15 @@ def _sealed_ends(storage: Storage, name: str, clock: Clock) -> dict[str, tuple[i
     topic = snapshot.topic
     lost = {each.epoch: each.sealed_ends for each in topic.past_owners}
     aside = {f"{topic.id.hex}{SET_ASIDE}{epoch}": ends for epoch, ends in lost.items()}
-    return {topic.id.hex: _ends_of_own(storage.folder, snapshot), **aside}
+    return {topic.id.hex: _ends_of_own(storage, snapshot), **aside}
 
 
-def _ends_of_own(folder: Path, snapshot: Snapshot) -> tuple[int, ...]:
-    known = identity.load(folder)
+def _ends_of_own(storage: Storage, snapshot: Snapshot) -> tuple[int, ...]:
+    known = identity.load(storage.folder)
     topic = snapshot.topic
-    if topic.owner is None or known is None or topic.owner.folder_id == known.id:
+    if known is None or Ownership(storage, known).objection(topic) is None:
         return tuple(at.sealed_end for at in snapshot.positions)
     lost = [each.sealed_ends for each in topic.past_owners if each.folder_id == known.id]
-    # A WAL of one that never owned it came along with a copy of the owner's folder: everything may be news.
+    # The WAL of one that never owned it came along with a copy of the owner's folder, and one that a clone has overtaken
+    # does not know how far it was sealed then: everything may be news.
     return lost[-1] if lost else (0,) * topic.partitions

@@ -18,8 +18,12 @@ from tests.support.segments import postgres_binaries, postgres_server
 
 import lastword
 from lastword import disk, identity, ownership
+from lastword.clock import SystemClock
+from lastword.config import BrokerConfig
 from lastword.errors import NotOwnerError, UnavailableError
+from lastword.folder import Storage
 from lastword.log import Log
+from lastword.rescue import local_records
 from lastword.segments import mapping
 from lastword.staged import Piece, Sink, Unit
 
@@ -421,3 +425,6 @@ def test_a_folder_that_a_clone_has_overtaken_keeps_what_it_had_not_sealed(
             with pytest.raises(NotOwnerError, match="is a stale copy"):
                 worker.erase("t", [b"k10"])
         assert sorted(log.path.glob("wal/*/*/*/0/wal.*.log")) == before
+    storage = Storage.of(tmp_path / "one", BrokerConfig.from_mapping(config, where="config"))
+    (wal,) = local_records(storage, "t", SystemClock())
+    assert values(wal.read()) == [0, 1, 2]
