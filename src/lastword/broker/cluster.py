@@ -232,8 +232,6 @@ class ClusterHandlers:
             )
             return failed, first, first
         end = min(topic.partitions, first + limit)
-        node_id = self._node.node_id
-        writers = tuple(topic.writers())
         described = topic_class(
             error_code=int(ErrorCode.NONE),
             name=name,
@@ -241,17 +239,9 @@ class ClusterHandlers:
             is_internal=is_internal(name),
             partitions=[
                 partition_class(
-                    error_code=int(ErrorCode.NONE),
-                    partition_index=index,
-                    leader_id=node_id,
-                    leader_epoch=writers[index].epochs[-1][0],
-                    replica_nodes=[node_id],
-                    isr_nodes=[node_id],
-                    eligible_leader_replicas=[],
-                    last_known_elr=[],
-                    offline_replicas=[],
+                    **self._node.led(topic, partition), eligible_leader_replicas=[], last_known_elr=[]
                 )
-                for index in range(first, end)
+                for partition in range(first, end)
             ],
             topic_authorized_operations=bits(ON_TOPIC),
         )

@@ -94,23 +94,13 @@ class MetadataHandler:
             return _failed(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     def _of(self, topic: Topic) -> Any:
-        node_id = self._node.node_id
         return _Topic(
             error_code=0,
             name=topic.name,
             topic_id=topic.id,
             is_internal=is_internal(topic.name),
             partitions=[
-                _Partition(
-                    error_code=0,
-                    partition_index=index,
-                    leader_id=node_id,
-                    leader_epoch=writer.epochs[-1][0],
-                    replica_nodes=[node_id],
-                    isr_nodes=[node_id],
-                    offline_replicas=[],
-                )
-                for index, writer in enumerate(topic.writers()[: topic.partitions])
+                _Partition(**self._node.led(topic, partition)) for partition in range(topic.partitions)
             ],
         )
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from lastword import disk, metrics
 from lastword.broker.broker_settings import BrokerSettings
+from lastword.broker.errors import ErrorCode
 from lastword.broker.wire import Peer
 from lastword.clock import Clock, new_uuid
 from lastword.config import BrokerConfig, check_new_topic_name, check_not_internal, is_internal
@@ -28,6 +29,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 NODE_ID: Final = 1
+NO_NODE: Final = -1
+NO_EPOCH: Final = -1
 ALL_ADDRESSES: Final = ("0.0.0.0", "::")
 
 
@@ -114,6 +117,20 @@ class Node:
         if topic is None:
             raise UnknownTopicError(f"there is no topic with the id {topic_id}")
         return topic
+
+    def led(self, topic: Topic, partition: int) -> dict[str, Any]:
+        """What answers say of a partition's leader and replicas. A topic of another data folder has none here."""
+        writers = topic.writers()
+        is_here = partition < len(writers)
+        return {
+            "error_code": int(ErrorCode.NONE if is_here else ErrorCode.LEADER_NOT_AVAILABLE),
+            "partition_index": partition,
+            "leader_id": self.node_id if is_here else NO_NODE,
+            "leader_epoch": writers[partition].epochs[-1][0] if is_here else NO_EPOCH,
+            "replica_nodes": [self.node_id] if is_here else [],
+            "isr_nodes": [self.node_id] if is_here else [],
+            "offline_replicas": [],
+        }
 
     def topic_names(self, *, include_internal: bool = False) -> list[str]:
         """The names of the users' topics, sorted; the broker's own if they are asked for."""

@@ -11,7 +11,7 @@ from kafka.protocol.consumer import ListOffsetsResponse, OffsetForLeaderEpochRes
 
 from lastword import metrics
 from lastword.broker.errors import ErrorCode, RefusedError, code_of
-from lastword.broker.node import Node
+from lastword.broker.node import NO_EPOCH, Node
 from lastword.broker.partitions import PartitionView, TopicView, Views
 from lastword.broker.wire import Handler, Peer, Request
 from lastword.config import is_internal
@@ -32,7 +32,6 @@ SINCE_VERSION: Final = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL
 """The timestamps that are none, and the versions of ListOffsets from which on they may be asked for."""
 
 NO_OFFSET: Final = -1
-NO_EPOCH: Final = -1
 
 _ListedTopic: Final = ListOffsetsResponse.ListOffsetsTopicResponse
 _Listed: Final = _ListedTopic.ListOffsetsPartitionResponse
