@@ -88,6 +88,19 @@ def test_by_hand(tmp_path: Path, settings: str) -> None:
     assert "is there already" in one("wal", "export", "users", "--file", str(rescued), code=2).err
 
 
+def test_by_a_folder_that_has_nothing_but_settings(tmp_path: Path, settings: str) -> None:
+    one, two = folder(tmp_path, "one", settings), folder(tmp_path, "two", settings)
+    one("topic", "create", "users")
+    assert two.json("takeover", "--all")["topics"][0]["owner"]["path"] == str(one.data)
+    assert two.json("takeover", "users", "--yes")["taken_over"] is True
+    two("produce", "users", stdin=b"dave:Kyiv\n")
+    assert two.values("users") == ["Kyiv"]
+    # Without settings nothing is shared, and a folder by a wrong name is not begun.
+    other = Cli(tmp_path / "other")
+    assert "There is no Lastword data" in other("takeover", "users", code=2).err
+    assert not other.data.exists()
+
+
 @LEAVES_SOCKETS
 def test_a_broker_that_lost_a_topic_stops_acknowledging(tmp_path: Path, settings: str) -> None:
     one, two = folder(tmp_path, "one", settings), folder(tmp_path, "two", settings)

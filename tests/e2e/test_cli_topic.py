@@ -328,7 +328,8 @@ def unreadable(users: Cli) -> Cli:
 def test_a_topic_that_can_not_be_read_is_listed_and_described(unreadable: Cli) -> None:
     listed = {each["name"]: each for each in unreadable.json("topic", "list")}
     assert (listed["clicks"]["state"], listed["users"]["state"]) == ("ready", "unreadable")
-    assert "is damaged" in listed["users"]["problem"]
+    assert "is damaged: Invalid JSON: " in listed["users"]["problem"]
+    assert "\n" not in listed["users"]["problem"] and "pydantic" not in listed["users"]["problem"]
     shown = unreadable("topic", "list").out
     assert "unreadable" in shown and "clicks" in shown
     described = unreadable.json("topic", "describe", "users", code=1)

@@ -44,9 +44,12 @@ def takeover(
     Without --yes it only shows whose they are. Afterwards the other folder can't commit to them, and its broker stops
     acknowledging within seconds. Records that it acknowledged and has not sealed stay in its folder: `lastword wal
     export` there prints them.
+
+    A data folder that is not there yet is begun, if its settings (--config, or lastword.yaml in it) name a catalog.
     """
     if bool(topics) == all_topics:
         raise InvalidError("Name the topics to take over, or say --all.")
+    _begin(session)
     with session.read() as log:
         found = _foreign(log, topics)
     if not found:
@@ -67,6 +70,18 @@ def takeover(
         f"{count(len(done), 'topic')} taken over. {_rest(done)}",
         *(f"An old WAL of {each.topic} was set aside: {each.set_aside}" for each in done if each.set_aside),
     )
+
+
+def _begin(session: Session) -> None:
+    """Make a data folder of a new one: where the old host is gone, this one has nothing but settings."""
+    from lastword.folder import FORMAT_FILE, Storage, load_config
+
+    folder = session.data_folder
+    if (
+        not (folder / FORMAT_FILE).exists()
+        and Storage.of(folder, load_config(folder, session.config)).is_shared
+    ):
+        session.write(create=True).close()
 
 
 def _foreign(log: Log, topics: list[str] | None) -> list[TopicInfo]:

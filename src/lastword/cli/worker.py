@@ -126,7 +126,7 @@ def job_parts(status: dict[str, Any]) -> list[Any]:
                 (
                     name,
                     f"{job['last_duration_s'] or 0:.1f} s",
-                    styled(f"failed: {job['last_error']}", "red") if job["last_error"] else "done",
+                    _result(name, job, status),
                 )
                 for name, job in ran.items()
             ],
@@ -150,3 +150,11 @@ def job_parts(status: dict[str, Any]) -> list[Any]:
     if status["erasures_left"]:
         parts += [heading("Not erased"), *(styled(each, "red") for each in status["erasures_left"])]
     return parts
+
+
+def _result(name: str, job: dict[str, Any], status: dict[str, Any]) -> Any:
+    if job["last_error"]:
+        return styled(f"failed: {job['last_error']}", "red")
+    if name == "compact" and (status["failing"] or status["erasures_left"]):
+        return styled("done but for what is below", "red")
+    return "done"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
+import pydantic
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchIdentifierError,
@@ -83,7 +84,17 @@ def decoding(path: str) -> Iterator[None]:
         yield
     except _UNDECODABLE as error:
         raise CorruptError(
-            f"{path} is damaged: {error!r}. Restore the file from a backup; `lastword topic repair` shows "
+            f"{path} is damaged: {_reason(error)}. Restore the file from a backup; `lastword topic repair` shows "
             "whether an older metadata file of the table can be used.",
             path=path,
         ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What is wrong, in one line: pydantic, below pyiceberg, says it in several, with links of its own."""
+    pydantics = error.__cause__ if isinstance(error, ValidationError) else error
+    if isinstance(pydantics, pydantic.ValidationError):
+        first = pydantics.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(each) for each in first["loc"])
+        return f"{where}: {first['msg']}" if where else first["msg"]
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(".")
