@@ -906,13 +906,14 @@ class Log:
         return table, topic.settings, log_ends, committed_positions(self.path, topic.id.hex)
 
     def _looked_at_again(self, topic: Topic) -> Topic | None:
-        """The topic as another process may have changed it; None if it is another one now."""
+        """The topic as another process may have changed it; None if it is gone, or another one now."""
         try:
-            info = self._load(topic.name).snapshot().topic
+            # By its own table, which reads the metadata only if there is another file of it.
+            info = topic.table.snapshot().topic
         except UnknownTopicError:
             self._let_go(topic.name)
-            raise
-        if info.id != topic.id or self._ownership.is_foreign(info) != (topic.foreign is not None):
+            return None
+        if info.deleted or self._ownership.is_foreign(info) != (topic.foreign is not None):
             self._let_go(topic.name)
             return None
         topic.changed(info)
