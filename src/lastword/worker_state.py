@@ -14,9 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from lastword.clock import monotonic_s
+
 logger = logging.getLogger(__name__)
 
 STATUS_FILE = "worker.json"
+TURNS_SAVED_EVERY_S = 1.0
 
 Place = tuple[str, int | None]
 """A topic and a partition of it; None: the whole topic."""
@@ -140,6 +143,7 @@ class Turns:
     def __init__(self, keeper: StatusKeeper, job: str) -> None:
         self._keeper = keeper
         self._job = job
+        self._saved_s = float("-inf")
 
     def in_order(self, topics: Iterable[str]) -> list[str]:
         """Topics by how long they have waited; those that never had a turn are first."""
@@ -154,10 +158,14 @@ class Turns:
     def take(self, topic: str, *, save: bool = True) -> None:
         """Note that a topic has its turn now, whether its work will be done or killed.
 
-        Without `save` that is known to this process alone: enough where there is nothing to do.
+        It is written for the first topic of a run, and then every TURNS_SAVED_EVERY_S: where thousands of topics take a
+        moment each, writing would take longer than they do. So a worker that is killed loses turns of the last moment
+        only, and the one that it did not survive is the first, and written, in a later life. Without `save` nothing is
+        written: enough where there is nothing to do.
         """
         with self._keeper.lock:
             own = self._keeper.status.turns.setdefault(self._job, {})
             own[topic] = max(own.values(), default=0) + 1
-            if save:
+            if save and monotonic_s() - self._saved_s >= TURNS_SAVED_EVERY_S:
                 self._keeper.save()
+                self._saved_s = monotonic_s()

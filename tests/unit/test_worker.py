@@ -16,7 +16,7 @@ from tests.support.clock import ManualClock
 from tests.support.compacted import INLINE_CONFIG
 
 import lastword
-from lastword import steps, worker
+from lastword import steps, worker, worker_state
 from lastword.admin.health import cleaning_problems
 from lastword.errors import LockedError, UnavailableError
 from lastword.lanes import Lane
@@ -150,6 +150,31 @@ def test_lanes_are_taken_in_their_order(log: Log) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- turns
+
+
+def test_turns_of_topics_that_take_a_moment_each_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(worker_state, "monotonic_s", lambda: now_s)
+    keeper = StatusKeeper(tmp_path, WorkerStatus(pid=1, started_ms=0))
+    turns = Turns(keeper, "expire")
+
+    def written() -> list[str]:
+        saved = load_status(tmp_path)
+        assert saved is not None
+        return list(saved.turns["expire"])
+
+    turns.take("a")
+    assert written() == ["a"]
+    turns.take("b")
+    assert written() == ["a"]
+    now_s += worker_state.TURNS_SAVED_EVERY_S
+    turns.take("c")
+    assert written() == ["a", "b", "c"]
+    # The first of the next run may be one that no worker survives.
+    Turns(keeper, "expire").take("d")
+    assert written() == ["a", "b", "c", "d"]
 
 
 def test_the_topic_that_has_waited_longest_is_first(tmp_path: Path) -> None:
