@@ -65,6 +65,7 @@ def test_a_backup_and_what_is_made_of_it(cli: Cli, tmp_path: Path) -> None:
         (("backup", "PLACE/backups", "--property", "s3.region"), 2, "must be KEY=VALUE"),
         (("backup", "PLACE/data/backups"), 2, "is inside of"),
         (("backup", "PLACE/file/backups"), 3, "Can't write"),
+        (("backup", "/proc/backups"), 3, "Can't write /proc/backups"),
     ],
 )
 def test_what_is_wrong_is_said(

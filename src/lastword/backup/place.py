@@ -125,6 +125,9 @@ class Folder:
             disk.make_folder(target.parent)
             # For nobody else to read: there are records in it, and the settings with their secrets.
             fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _failed("write", str(target), error) from error
+        try:
             try:
                 for chunk in chunks:
                     disk.write_all(fd, chunk)
@@ -182,19 +185,20 @@ class ObjectStore:
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
         location = f"{self._address}/{path}"
-        stream: Any = None
         try:
-            stream = self._file_io.new_output(location).create(overwrite=True)
+            stream: Any = self._file_io.new_output(location).create(overwrite=True)
+        except FAILURES as error:
+            raise _failed("write", location, error) from error
+        try:
             for chunk in chunks:
                 stream.write(chunk)
             stream.close()
         except BaseException as error:
-            if stream is not None:
-                # Closing completes the upload of what there is: it must not pass for the file.
-                with suppress(Exception):
-                    stream.close()
-                with suppress(Exception):
-                    self._file_io.delete(location)
+            # Closing completes the upload of what there is: it must not pass for the file.
+            with suppress(Exception):
+                stream.close()
+            with suppress(Exception):
+                self._file_io.delete(location)
             if isinstance(error, FAILURES) and not isinstance(error, FileNotFoundError):
                 raise _failed("write", location, error) from error
             raise
