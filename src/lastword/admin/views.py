@@ -13,6 +13,7 @@ import contextlib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from lastword.clock import monotonic_s
@@ -89,7 +90,7 @@ class Overview:
         try:
             now_ms = self._log.clock.now_ms()
             downtimes = Uptime(self._log.path).downtimes(now_ms)
-            failing = self._failing()
+            failing = _failing(self._log.path)
             names = [name for name in self._log.catalog_names() if not is_internal(name)]
             visited = self._log.visit(
                 lambda name: _row(self._log, self._log.topic(name), now_ms, downtimes, failing.get(name, [])),
@@ -101,17 +102,6 @@ class Overview:
             with self._lock:
                 self._looking = None
                 self._looked_s = monotonic_s()
-
-    def _failing(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        status = load_status(self._log.path)
-        for each in status.failing if status is not None else ():
-            what = "compaction" if each.partition is None else f"compaction of partition {each.partition}"
-            times = "once" if each.failures == 1 else f"{each.failures} times"
-            found.setdefault(each.topic, []).append(
-                f"{what} has failed {times}: {each.message.removesuffix('.')}"
-            )
-        return found
 
     def _names(self) -> list[str]:
         """The broker has opened every topic but those that can't be read; where nobody has, the catalog is asked."""
@@ -126,6 +116,19 @@ class Overview:
 
     def _unreadable(self, name: str, error: LastwordError) -> Data:
         return {**self._pending(name), "state": "unreadable", "pending": False, "problems": [str(error)]}
+
+
+def _failing(data_folder: Path) -> dict[str, list[str]]:
+    """What keeps failing to be compacted, by topic."""
+    found: dict[str, list[str]] = {}
+    status = load_status(data_folder)
+    for each in status.failing if status is not None else ():
+        what = "compaction" if each.partition is None else f"compaction of partition {each.partition}"
+        times = "once" if each.failures == 1 else f"{each.failures} times"
+        found.setdefault(each.topic, []).append(
+            f"{what} has failed {times}: {each.message.removesuffix('.')}"
+        )
+    return found
 
 
 def _segments(topic: Topic) -> tuple[Snapshot, list[Segment]]:
@@ -268,7 +271,7 @@ def layout(log: Log, name: str, *, estimates: bool = False) -> Data:
     ends = _log_ends(topic, snapshot)
     groups = group_positions(log.path, topic.id.hex)
     readers = committed_positions(log.path, topic.id.hex)
-    row = _row(log, topic, now_ms, Uptime(log.path).downtimes(now_ms), [])
+    row = _row(log, topic, now_ms, Uptime(log.path).downtimes(now_ms), _failing(log.path).get(name, []))
     return {
         **row,
         "now_ms": now_ms,

@@ -38,6 +38,23 @@ def rows(overview: views.Overview) -> dict[str, dict[str, Any]]:
     return found
 
 
+def test_a_compaction_that_fails_is_said_by_the_row_and_by_the_topics_own_page(
+    log: Log, tmp_path: Path
+) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic.append("k", "1")
+    topic.append("k", "2")
+    topic.seal()
+    (segment,) = (tmp_path / "data").glob("warehouse/**/*.parquet")
+    segment.write_bytes(b"\0" * segment.stat().st_size)
+    worker = log.worker()
+    worker.run_all()
+    worker.close()
+    (problem,) = views.layout(log, "t")["problems"]
+    assert problem.startswith("compaction of partition 0 has failed once: ")
+    assert rows(views.Overview(log))["t"]["problems"] == [problem]
+
+
 def test_a_row_says_what_a_topic_has_and_what_is_due(log: Log) -> None:
     topic = log.create_topic("t", config={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"})
     log.create_topic("d")

@@ -14,6 +14,7 @@ export async function show(main, parameters, life) {
   const encoded = encodeURIComponent(name);
   const view = { name, life, layout: null, drawn: "", all: false };
   const part = (label, ...children) => h("section", { class: "card", "aria-label": label }, children);
+  const alerts = h("section", { class: "alerts", "aria-label": "Alerts", "aria-live": "polite" });
   const facts = h("dl", { class: "totals" });
   const log = h("div", {}), next = h("div", {}), runs = h("div", {}), settings = h("div", {});
   view.log = log;
@@ -21,6 +22,7 @@ export async function show(main, parameters, life) {
     const found = await get(`/v1/views/topics/${encoded}`, { estimates: view.layout !== null && view.layout.segments <= 512 }, life.signal);
     const first = view.layout === null;
     view.layout = found;
+    set(alerts, found.problems.length > 0 && h("ul", {}, found.problems.map((each) => h("li", {}, `${each[0].toUpperCase()}${each.slice(1)}.`))));
     set(facts, sums(found));
     drawLog(view);
     set(next, plan(found));
@@ -40,6 +42,7 @@ export async function show(main, parameters, life) {
           { class: "page" },
           h("p", { class: "crumb" }, h("a", { href: "/", "data-page": true }, "Topics")),
           h("div", { class: "title-row" }, h("h1", { class: "name" }, name), h("span", { class: "chip" }, described.cleanup_policy), h("span", { class: "links" }, h("a", { href: `/records?name=${encoded}`, "data-page": true }, "Records"), h("a", { href: `/records?name=${encoded}&view=state`, "data-page": true }, "State"), h("a", { href: `/scene?topic=${encoded}`, "data-page": true }, "Scene"))),
+          alerts,
           facts,
           actions(view),
           part("The log", h("div", { class: "card-head" }, h("h2", {}, "The log"), legend()), log),
