@@ -158,9 +158,12 @@ class _Job:
             problems=tuple(self._problems),
         )
         reached("backup.copied")
+        # Another log may have begun here meanwhile: it has removed what no backup named.
+        self._check_owner(load_all(self._place)[0])
         manifest.save(self._place, made)
         reached("backup.made")
-        removed_backups, removed_files = self._tidy_up([*earlier, made], unreadable, keep)
+        backups, unreadable = load_all(self._place)
+        removed_backups, removed_files = self._tidy_up(backups, unreadable, keep)
         return BackupReport(
             backup=made,
             place=self._place.address,

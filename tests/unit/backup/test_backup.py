@@ -550,6 +550,18 @@ def test_a_place_belongs_to_one_log(tmp_path: Path, clock: ManualClock, to: Path
 # ------------------------------------------------------------------------------------------------ settings
 
 
+def test_two_logs_that_begin_at_a_new_place_at_once(tmp_path: Path, clock: ManualClock, to: Path) -> None:
+    with open_log(tmp_path / "one", clock) as one, open_log(tmp_path / "two", clock) as two:
+        for log in (one, two):
+            log.create_topic("t").append("k", log.path.name)
+            log.topic("t").seal()
+        at_step("backup.copied", lambda: two.backup(to))
+        with pytest.raises(InvalidError, match=f"backups of another log, {tmp_path / 'two'} on"):
+            one.backup(to)
+    with reopened(tmp_path, clock, to) as log:
+        assert [record.value for record in content(log)] == [b"two"]
+
+
 @pytest.mark.parametrize("path", ["data/photos/cat.jpg", "wal/notes", "wal/default/t/0/1.log"])
 def test_a_folder_with_files_of_others_is_refused_and_left_alone(
     tmp_path: Path, clock: ManualClock, to: Path, path: str
