@@ -52,6 +52,7 @@ from lastword.errors import (
     InvalidTopicError,
     LastwordError,
     NotOwnerError,
+    StorageError,
     UnknownTopicError,
 )
 from lastword.folder import CONFIG_FILE, Storage, check_folder, load_config
@@ -826,10 +827,17 @@ class Log:
         looked_s = now_s()
         info = table.snapshot().topic
         is_foreign = self._ownership.is_foreign(info)
+        claim = None
         if wanted and not is_foreign:
-            if self._ownership.is_shared:
-                table.claim()
-            repairing.restore_partitions(table, self.path)
+            try:
+                if self._ownership.is_shared:
+                    claim = table.claim
+                    claim()
+                    claim = None
+                repairing.restore_partitions(table, self.path)
+            except StorageError as error:
+                # A full disk, most likely: what there is can be read.
+                logger.warning("%s takes no appends: its table can't be written: %s", name, error)
             info = table.snapshot().topic
         return Topic(
             info,
@@ -840,7 +848,9 @@ class Log:
             leases=self._leases,
             writes=wanted and not is_foreign,
             foreign=foreign_error(info) if is_foreign else None,
-            may_append=self._ownership.hold(info, looked_s) if wanted and not is_foreign else None,
+            may_append=self._ownership.hold(info, looked_s, claim=claim)
+            if wanted and not is_foreign
+            else None,
             maintenance=self.maintenance if self._maintains else None,
             ask_to_roll=lambda due_only: self._ask_to_roll(name, due_only),
             compaction_service=lambda: self.compaction.service(name),

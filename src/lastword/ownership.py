@@ -58,6 +58,8 @@ class _Held:
     confirmed_s: float
     pointer: str | None = None
     lost: NotOwnerError | None = None
+    claim: Callable[[], object] | None = None
+    """Notes this opening in the table, where that could not be done so far."""
 
 
 def now_s() -> float:
@@ -133,7 +135,8 @@ class Ownership:
         self._identity = identity.load(self._storage.folder) or self._identity
         if owner.incarnation == self._incarnation:
             return None
-        if owner.incarnation not in self._noted(topic):
+        # A table without one was written when nobody else could reach it: when all of it lay inside of this folder.
+        if owner.incarnation and owner.incarnation not in self._noted(topic):
             raise NotOwnerError(
                 f"{self._storage.folder} is a stale copy, as of a cloned disk: another folder with its id "
                 f"({self._id}) has written to the topic {topic.name!r} since, last {owner}. Use that one. "
@@ -159,17 +162,22 @@ class Ownership:
             return f"it belongs to {topic.owner}"
         if topic.owner is None or not self._storage.is_shared:
             return None
-        if topic.owner.incarnation in (self._incarnation, *self._noted(topic)):
+        if topic.owner.incarnation in ("", self._incarnation, *self._noted(topic)):
             return None
         return "it is of an opening of this folder, or of a clone of it, that this folder does not know"
 
     # ------------------------------------------------------------------------------------------- appends
 
-    def hold(self, topic: TopicInfo, since_s: float) -> Callable[[], None] | None:
-        """Begin to confirm a topic that was found to be ours; what raises unless it may be appended to."""
+    def hold(
+        self, topic: TopicInfo, since_s: float, *, claim: Callable[[], object] | None = None
+    ) -> Callable[[], None] | None:
+        """Begin to confirm a topic that was found to be ours; what raises unless it may be appended to.
+
+        With `claim` this opening is not noted in the table yet: nothing is appended until that has been done.
+        """
         if not self._storage.is_shared:
             return None
-        held = self._held[topic.id] = _Held(topic=topic, confirmed_s=since_s)
+        held = self._held[topic.id] = _Held(topic=topic, confirmed_s=since_s, claim=claim)
         return lambda: _check_held(held)
 
     def let_go(self, topic_id: UUID) -> None:
@@ -180,6 +188,8 @@ class Ownership:
         held = {each.topic.name: each for each in list(self._held.values()) if each.lost is None}
         if not held:
             return []
+        for each in held.values():
+            _claim(each)
         started_s = now_s()
         found = catalog.owners({name: each.pointer for name, each in held.items()})
         lost: list[TopicInfo] = []
@@ -285,9 +295,26 @@ def foreign_error(topic: TopicInfo) -> NotOwnerError:
     )
 
 
+def _claim(held: _Held) -> None:
+    if held.claim is not None:
+        try:
+            held.claim()
+            held.claim = None
+        except NotOwnerError:
+            # The look that follows says whose it is.
+            logger.debug("%s is not ours any more", held.topic.name)
+        except LastwordError as error:
+            logger.warning("%s takes no appends: its table can't be written: %s", held.topic.name, error)
+
+
 def _check_held(held: _Held) -> None:
     if held.lost is not None:
         raise NotOwnerError(str(held.lost))
+    if held.claim is not None:
+        raise NotOwnerError(
+            f"The topic {held.topic.name!r} takes no appends yet: that this folder has opened it could not be noted in "
+            f"its table. It is tried again every second."
+        )
     age_s = now_s() - held.confirmed_s
     if age_s > CONFIRMED_FOR_S:
         raise NotOwnerError(

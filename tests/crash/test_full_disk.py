@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.cli import wait_until
 from tests.support.crash import LaterClock, broker_config, leftovers
 from tests.support.small_disk import SmallDisk, small_disk
 
 import lastword
-from lastword.errors import StorageError, UnavailableError, WriteFailedError
+from lastword.errors import NotOwnerError, StorageError, UnavailableError, WriteFailedError
 
 VALUE = bytes(5000)
 
@@ -197,7 +198,10 @@ def test_committing_to_a_catalog_on_a_full_disk(folder: Path, full: SmallDisk) -
     with opened(folder, **catalog) as log:
         topic = log.topic("events")
         assert values(topic) == [b"first", b"second"]
+        with pytest.raises(NotOwnerError, match="takes no appends yet"):
+            topic.append("key", b"third", partition=0)
         full.free()
+        wait_until(lambda: _takes_appends(topic))
         assert topic.seal().records == 2
         log.run_retention()
         assert values(topic) == [b"first", b"second"]
@@ -233,6 +237,14 @@ def test_recovering_on_a_full_disk(folder: Path, full: SmallDisk, torn: bool) ->
         assert values(topic) == [b"first", b"second", b"third"]
     with opened(folder) as log:
         assert values(log.topic("events")) == [b"first", b"second", b"third"]
+
+
+def _takes_appends(topic: lastword.Topic) -> bool:
+    try:
+        topic.check_owned()
+    except NotOwnerError:
+        return False
+    return True
 
 
 def assert_nothing_is_left(folder: Path) -> None:

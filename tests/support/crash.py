@@ -475,7 +475,10 @@ def _files_of_table(table: Any) -> set[Path]:
 
 def _files_of_wal(folder: Path, identifier: tuple[str, ...], topic_id: str) -> set[Path]:
     named: set[Path] = set()
-    for partition in (folder / "wal" / identifier[0] / identifier[1] / topic_id).iterdir():
+    own = folder / "wal" / identifier[0] / identifier[1] / topic_id
+    # Where catalog or warehouse are shared.
+    named.add(own / "owned.json")
+    for partition in [each for each in own.iterdir() if each.is_dir()]:
         saved = json.loads((partition / "writer.json").read_bytes())
         start = -1
         if (partition / "deleter.json").exists():

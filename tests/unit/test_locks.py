@@ -31,7 +31,11 @@ sys.stdin.read()
 """
 
 
-def test_a_second_holder_gets_an_error_that_names_the_first(tmp_path: Path, clock: ManualClock) -> None:
+def test_a_second_holder_gets_an_error_that_names_the_first(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Another test may have run a command in this process.
+    monkeypatch.setattr(locks, "_command", None)
     with RoleLock.acquire(tmp_path, Role.WRITER, clock):
         with pytest.raises(LockedError, match=rf"process {os.getpid()} on .* is its writer") as caught:
             RoleLock.acquire(tmp_path, Role.WRITER, clock)
@@ -41,6 +45,7 @@ def test_a_second_holder_gets_an_error_that_names_the_first(tmp_path: Path, cloc
 def test_arguments_of_a_command_are_noted_nowhere(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(locks, "_command", None)
     monkeypatch.setattr(sys, "argv", ["/bin/lastword", "erase", "users", "--key", "alice@example.com"])
     with RoleLock.acquire(tmp_path, Role.MAINTENANCE, clock):
         with pytest.raises(LockedError, match=r"\(`lastword`\)") as caught:
