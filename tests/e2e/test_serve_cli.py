@@ -14,6 +14,11 @@ from tests.e2e.test_cli_docs import COMMANDS
 from tests.support.cli import Cli, Result
 from tests.support.server import SETTINGS, Server, serving
 
+from lastword.cli.backend import Backend
+from lastword.cli.direct import Direct
+from lastword.cli.options import Session
+from lastword.cli.status import look
+
 RECORDS = "".join(
     json.dumps({"key": f"k{index % 5}", "value": f"v{index}", "timestamp": 1_800_000_000_000 + index, **more})
     + "\n"
@@ -253,6 +258,20 @@ def damage_second_batch(server: Server) -> None:
     content[second + 40] ^= 0xFF
     with file.open("r+b") as opened:
         opened.write(content)
+
+
+def test_a_server_that_becomes_ready_while_status_looks(both: tuple[Cli, Cli]) -> None:
+    class Late(Session):
+        """Finds no server when it looks for the first time."""
+
+        looks = 0
+
+        @property
+        def backend(self) -> Backend:
+            Late.looks += 1
+            return Direct(self) if Late.looks == 1 else super().backend
+
+    assert look(Late(data=both[1].data))["ready"] is True
 
 
 def test_a_command_without_json_and_one_with_it_say_the_same(both: tuple[Cli, Cli]) -> None:

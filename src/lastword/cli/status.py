@@ -21,10 +21,24 @@ def status(session: Session) -> None:
 
     The exit code is 1 if no server is running, or it is not ready: one that is being started is not.
     """
-    found = session.backend.status()
+    found = look(session)
     session.output.show(found, *_parts(found))
     if not found["ready"]:
         raise typer.Exit(1)
+
+
+def look(session: Session) -> dict[str, Any]:
+    from lastword import running
+
+    found = session.backend.status()
+    if (
+        found["server"] is None
+        and found["starting"] is None
+        and running.load(session.data_folder) is not None
+    ):
+        # It has become ready since this process looked for one.
+        return session.backend.status()
+    return found
 
 
 def _parts(found: dict[str, Any]) -> list[Any]:
