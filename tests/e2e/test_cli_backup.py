@@ -55,7 +55,7 @@ def test_a_backup_and_what_is_made_of_it(cli: Cli, tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (("backup",), 2, "Missing argument 'TO'"),
-        (("backup", ""), 2, "The place of the backups is empty"),
+        (("backup", ""), 2, "An empty name is no place"),
         (("backup", "--keep", "1", "PLACE/new"), 0, ""),
         (("backup", "list", "PLACE/none"), 0, ""),
         (("restore", "PLACE/none"), 2, "There is no backup in"),

@@ -71,7 +71,8 @@ class Begun:
 
     backup: str
     users_settings: bool
-    resumed: bool = False
+    warehouse: str | None = None
+    """Where nothing of another log was when it began to write: what is there now is its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +112,7 @@ def begin(place: Place, found: Manifest, folder: Path, *, clock: Clock) -> tuple
         begun = unfinished(folder)
         if begun is None:
             begun = Begun(backup=found.id, users_settings=(folder / CONFIG_FILE).exists())
-            disk.replace_file(folder / RESTORING_FILE, json.dumps(asdict(begun)).encode())
-        else:
-            begun = replace(begun, resumed=True)
+            _mark(folder, begun)
         if identity.load(folder) is None:
             identity.save(folder, identity.new_identity(folder))
     except BaseException:
@@ -121,6 +120,10 @@ def begin(place: Place, found: Manifest, folder: Path, *, clock: Clock) -> tuple
         raise
     reached("restore.marked")
     return lock, begun
+
+
+def _mark(folder: Path, begun: Begun) -> None:
+    disk.replace_file(folder / RESTORING_FILE, json.dumps(asdict(begun)).encode())
 
 
 def finish(folder: Path) -> None:
@@ -192,10 +195,12 @@ class Restore:
         self._done_bytes = 0
         self._lock = Lock()
 
-    def run(self, *, resumed: bool) -> RestoreReport:
-        """Put everything into its place. With `resumed` an earlier attempt has begun with it."""
+    def run(self, begun: Begun) -> RestoreReport:
+        """Put everything into its place, or go on where an earlier attempt stopped that had begun to."""
         started_s = monotonic_s()
-        self._check_free(resumed)
+        # One that was refused has written nothing: what is there is still another's.
+        self._check_free(resumed=begun.warehouse == self._target.warehouse)
+        _mark(self._target.path, replace(begun, warehouse=self._target.warehouse))
         for topic in self._found.topics:
             self._restore(topic)
         belongings.put_back(self._target.path, self._found, now_ms=self._target.clock.now_ms())
@@ -215,7 +220,7 @@ class Restore:
             duration_s=monotonic_s() - started_s,
         )
 
-    def _check_free(self, resumed: bool) -> None:
+    def _check_free(self, *, resumed: bool) -> None:
         """Nothing of another log may be where the topics shall be."""
         for topic in self._found.topics:
             name = topic.info.name

@@ -68,7 +68,7 @@ def restore(
                 settings=text,
                 clock=clock,
             )
-            report = Restore(place, found, target, progress).run(resumed=begun.resumed)
+            report = Restore(place, found, target, progress).run(begun)
         steps_of.finish(folder)
     return report
 

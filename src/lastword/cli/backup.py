@@ -168,7 +168,7 @@ def _whole(place: str) -> str:
     if not place.strip():
         # Else it would be the folder that the command is run in.
         raise InvalidError(
-            "The place of the backups is empty. Name a folder, or an address such as s3://bucket/path."
+            "An empty name is no place. Name a folder, or an address such as s3://bucket/path."
         )
     return place if "://" in place else str(Path(place).absolute())
 
