@@ -18,7 +18,7 @@ demo: $(READY) java
 	@$(PYTHON) -m demo
 
 test: $(READY) java tools
-	$(PYTHON) -m pytest -m "not soak and not peers" -n 3 --dist loadfile
+	$(PYTHON) -m pytest -m "not soak and not peers" -n 4 --dist loadfile
 
 check: $(READY)
 	$(VENV)/bin/ruff format --check .

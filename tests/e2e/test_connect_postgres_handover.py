@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg2.errors
 import pytest
+from tests.support.cli import wait_until
 from tests.support.postgres import Cluster, running_cluster
 from tests.support.sources import Sources, postgres_source, running
 
@@ -218,6 +219,10 @@ def test_a_truncate_between_two_parts_of_a_snapshot_ends_the_rows_of_the_first(
             sources.wait(lambda: 3 in [value["v"] for _, value in sources.records("db.cut") if value])
     finally:
         steps.install(None)
+        # The server gives a slot back a moment after its client has gone.
+        wait_until(
+            lambda: cluster.run("SELECT 1 FROM pg_replication_slots WHERE slot_name = 'cut' AND active") == []
+        )
         cluster.run("SELECT pg_drop_replication_slot('cut')", "DROP PUBLICATION lastword_cut")
     state = [value for value in _newest(log, "db.cut").values() if value is not None]
     assert sorted(json.loads(each)["v"] for each in state) == [2] * 36 + [3]

@@ -388,5 +388,6 @@ def test_cut_or_flipped_batch_is_refused(
     # Base offset and leader epoch are the broker's to set, and no CRC covers them.
     at = data.draw(st.sampled_from([*range(8, 12), *range(16, len(batch))]))
     changed[at] ^= 1 << data.draw(st.integers(0, 7))
-    with pytest.raises(BadBatchError):
+    # A length that is too small leaves bytes behind the batch, which are taken for a second one.
+    with pytest.raises(InvalidRecordError if at < 12 else BadBatchError):
         batches.validate(changed, LIMITS)

@@ -266,7 +266,13 @@ class IcebergTable:
             )
         if new_owner is not None:
             change = replace(change, properties={**change.properties, **mapping.owner_properties(new_owner)})
-        after = self._checked(base, change)
+        try:
+            after = self._checked(base, change)
+        except SegmentGoneError as error:
+            if self._refresh().metadata.current_snapshot_id == base.id:
+                raise
+            # Another commit has replaced the snapshot since, and its files have been collected.
+            raise ConflictError(f"The table of {base.topic.name} changed: {error}") from error
         pending = _pending(base, change)
         with nullcontext() if pending is None else self._announce(pending):
             committed, snapshot_id = commit(
