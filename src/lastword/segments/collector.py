@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from pyiceberg.table import Table
 
 from lastword import steps
-from lastword.segments.fileio import FileTree, SyncedFileIO, bare_path
+from lastword.segments.fileio import FileTree, StoredFile, SyncedFileIO, bare_path
 from lastword.segments.foreign import decoding
 from lastword.segments.parquet import job_of
 from lastword.segments.table import Collected
@@ -25,6 +25,11 @@ from lastword.segments.unnamed import NOTE, load_note, note_seen, save_note
 MAX_MS = 2**62
 SETTLED_MS = 600_000
 """A file that is younger may be one that a commit under way is about to name: it is not noted as unnamed yet."""
+
+COMMIT_MS = 60_000
+"""Metadata that is younger is left alone, however short the grace is: a commit under way may be about to name it, and its
+files carry no job that a lease could speak for.
+"""
 
 
 def collect(
@@ -58,7 +63,7 @@ def collect(
         for path, since_ms in seen.items()
         if since_ms <= before_ms
         and (below[path].changed_ms or 0) < before_ms
-        and not (data_only and job_of(path) is None)
+        and (job_of(path) is not None or _is_settled(below[path], now_ms, data_only=data_only))
     ]
     if not dry_run:
         gone = {file.path for file in garbage}
@@ -73,6 +78,10 @@ def collect(
         files=tuple(location + file.path.removeprefix(tree.path) for file in garbage),
         size_bytes=sum(file.size_bytes for file in garbage),
     )
+
+
+def _is_settled(metadata: StoredFile, now_ms: int, *, data_only: bool) -> bool:
+    return not data_only and (metadata.changed_ms or 0) < now_ms - COMMIT_MS
 
 
 def named_files(table: Table) -> set[str]:

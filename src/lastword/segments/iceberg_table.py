@@ -268,16 +268,16 @@ class IcebergTable:
             change = replace(change, properties={**change.properties, **mapping.owner_properties(new_owner)})
         try:
             after = self._checked(base, change)
+            pending = _pending(base, change)
+            with nullcontext() if pending is None else self._announce(pending):
+                committed, snapshot_id = commit(
+                    table, base.id, change, now_ms=self._clock.now_ms(), reload=self._refresh
+                )
         except SegmentGoneError as error:
             if self._refresh().metadata.current_snapshot_id == base.id:
                 raise
             # Another commit has replaced the snapshot since, and its files have been collected.
             raise ConflictError(f"The table of {base.topic.name} changed: {error}") from error
-        pending = _pending(base, change)
-        with nullcontext() if pending is None else self._announce(pending):
-            committed, snapshot_id = commit(
-                table, base.id, change, now_ms=self._clock.now_ms(), reload=self._refresh
-            )
         self._indexes.put(snapshot_id, after)
         self._keep(committed)
         return self._snapshot_of(committed, snapshot_id)
