@@ -11,11 +11,13 @@ import pyarrow.fs as pafs
 import pytest
 from pyiceberg.manifest import ManifestEntry, read_manifest_list
 from pyiceberg.serializers import FromInputFile
+from tests.support.clock import HOUR_MS
 from tests.support.other_engines import read_by_duckdb, read_by_polars, read_by_pyiceberg
 from tests.support.s3 import s3_server
 from tests.support.segments import Place, append, local_place, new_topic, offsets_of, records, write_segment
 
 from lastword import steps
+from lastword.clock import SystemClock
 from lastword.errors import CorruptError, StorageError, TopicExistsError
 from lastword.segments.fileio import SyncedFileIO
 from lastword.segments.iceberg import sqlite_properties
@@ -145,6 +147,7 @@ def test_it_can_be_written_and_tidied_up(place: Place, tmp_path: Path) -> None:
     moved = new.open().load("events")
 
     append(moved, 20)
+    new.clock.put(SystemClock().now_ms() + HOUR_MS)
     moved.expire(retention_ms=None)
     collected = moved.collect(grace_ms=None)
 

@@ -484,7 +484,7 @@ class TestCommits:
     def test_append_moves_positions_and_files_together(self, place: Place, table: IcebergTable) -> None:
         segment = write_segment(table, records(0))
         before = table.snapshot()
-        place.clock.now += 5
+        place.clock.move(5)
         positions = Positions(log_start=2, first_dirty=3, sealed_end=10, epochs=((0, 0), (2, 7)))
 
         after = table.append(
@@ -824,7 +824,7 @@ class TestExpiry:
         self, place: Place, table: IcebergTable
     ) -> None:
         for first in (0, 10, 20, 30):
-            place.clock.now += 1000
+            place.clock.move(1000)
             append(table, first)
         oldest, second, third, fourth, last = (each.id for each in table.history())
         assert oldest is not None
@@ -848,7 +848,7 @@ class TestExpiry:
     def test_a_snapshot_is_kept_from_when_it_was_superseded(self, place: Place, table: IcebergTable) -> None:
         append(table, 0)
         quiet = table.snapshot()
-        place.clock.now += 7_200_000
+        place.clock.move(7_200_000)
         append(table, 10)
 
         table.expire(retention_ms=1)
@@ -862,24 +862,24 @@ class TestExpiry:
     def test_a_clock_that_is_put_back_makes_no_snapshot_stay_for_ever(
         self, place: Place, table: IcebergTable
     ) -> None:
-        place.clock.now += 31_536_000_000
+        place.clock.move(31_536_000_000)
         append(table, 0)
         ahead = table.snapshot()
         append(table, 10)
-        place.clock.now = START_MS + 1000
+        place.clock.put(START_MS + 1000)
         append(table, 20)
         assert table.expire(retention_ms=1) == []
-        place.clock.now += 3_600_000
+        place.clock.move(3_600_000)
         assert ahead.id in table.expire(retention_ms=3_600_000)
         assert len(table.history()) == 1
 
     def test_a_clock_that_was_slow_makes_none_go_at_once(self, place: Place, table: IcebergTable) -> None:
-        place.clock.now += 7_200_000
+        place.clock.move(7_200_000)
         append(table, 0)
         before = table.snapshot()
-        place.clock.now = START_MS
+        place.clock.put(START_MS)
         append(table, 10)
-        place.clock.now += 7_260_000
+        place.clock.move(7_260_000)
         table.expire(retention_ms=3_600_000)
         assert before.id in [each.id for each in table.history()]
 
@@ -899,7 +899,7 @@ class TestExpiry:
     def test_all_others_expire_whatever_their_time(self, place: Place, table: IcebergTable) -> None:
         append(table, 0)
         append(table, 10)
-        place.clock.now -= 86_400_000
+        place.clock.move(-86_400_000)
         assert len(table.expire(retention_ms=None)) == 2
 
     def test_an_expiry_is_no_conflict_for_a_commit_planned_before_it(self, table: IcebergTable) -> None:
@@ -944,7 +944,7 @@ class TestCollection:
     def test_young_files_and_files_of_live_jobs_stay(self, place: Place, table: IcebergTable) -> None:
         live = write_segment(table, records(0), job_id="seal-a-1")
         dead = write_segment(table, records(0), job_id="seal-a")
-        place.clock.now = int(time.time() * 1000)
+        place.clock.put(int(time.time() * 1000))
 
         assert table.collect(grace_ms=3_600_000) == Collected()
         collected = table.collect(grace_ms=None, live_jobs={"seal-a-1"})
@@ -957,11 +957,11 @@ class TestCollection:
     ) -> None:
         grace_ms = 3_600_000
         # Listings have the machine's times.
-        place.clock.now = int(time.time() * 1000) + 24 * grace_ms
+        place.clock.put(int(time.time() * 1000) + 24 * grace_ms)
         old = append(table, 0)
         new = write_segment(table, records(0, 5))
         table.replace(table.snapshot(), [old], [new], {}, operation="compact")
-        place.clock.now += 24 * grace_ms
+        place.clock.move(24 * grace_ms)
 
         def collect() -> tuple[str, ...]:
             # Each time by a process that knows nothing but what is noted.
@@ -970,11 +970,11 @@ class TestCollection:
         assert collect() == ()
         table.expire(retention_ms=None)
         assert collect() == (), "a query that began a minute ago still reads it"
-        place.clock.now += grace_ms - 1
+        place.clock.move(grace_ms - 1)
         assert collect() == ()
-        place.clock.now -= 12 * grace_ms
+        place.clock.move(-12 * grace_ms)
         assert collect() == (), "the clock was put back"
-        place.clock.now += grace_ms
+        place.clock.move(grace_ms)
         assert old.path in collect()
         assert bare(old.path) not in place.files()
         assert not [path for path in place.files() if path.endswith("unnamed.json")]
@@ -988,12 +988,12 @@ class TestCollection:
     ) -> None:
         append(table, 0)
         orphan = write_segment(table, records(50))
-        place.clock.now = int(time.time() * 1000) + 86_400_000
+        place.clock.put(int(time.time() * 1000) + 86_400_000)
         assert table.collect(grace_ms=1000).files == ()
-        place.clock.now += 2000
+        place.clock.move(2000)
         place.write_bytes(f"{table.location}/metadata/lastword-unnamed.json", damage)
         assert table.collect(grace_ms=1000).files == ()
-        place.clock.now += 1000
+        place.clock.move(1000)
         assert table.collect(grace_ms=1000).files == (orphan.path,)
 
     def test_a_dry_run_tells_and_changes_nothing(self, place: Place, table: IcebergTable) -> None:

@@ -112,7 +112,7 @@ def test_readers_go_on_while_others_commit_and_expire(place: Place) -> None:
         for first in range(0, 250, 10):
             append(writer, first)
             writer.expire(retention_ms=1)
-            place.clock.now += 1
+            place.clock.move(1)
         reading.result(timeout=60)
     assert seen == sorted(seen)
 

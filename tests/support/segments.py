@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+from tests.support.clock import ManualClock
 
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
 from lastword.segments.iceberg import IcebergCatalog, sqlite_properties
@@ -22,19 +23,6 @@ from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.table import Segment, Snapshot, TopicInfo
 
 START_MS = 1_700_000_000_000
-
-
-class ManualClock:
-    """Time stands still until it is moved."""
-
-    def __init__(self, now_ms: int = START_MS) -> None:
-        self.now = now_ms
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def sleep_ms(self, duration_ms: float) -> None:
-        self.now += int(duration_ms)
 
 
 @dataclass(kw_only=True)
@@ -45,7 +33,7 @@ class Place:
     warehouse: str
     file_system: pafs.FileSystem
     root: str
-    clock: ManualClock = field(default_factory=ManualClock)
+    clock: ManualClock = field(default_factory=lambda: ManualClock(START_MS))
     opened: list[IcebergCatalog] = field(default_factory=list)
 
     def open(self) -> IcebergCatalog:

@@ -28,3 +28,8 @@ class ManualClock:
         """Let time pass."""
         with self._lock:
             self._now_ms += duration_ms
+
+    def put(self, now_ms: float) -> None:
+        """Let it be that time, which may be an earlier one."""
+        with self._lock:
+            self._now_ms = float(now_ms)
