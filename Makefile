@@ -18,7 +18,7 @@ demo: $(READY) java
 	@$(PYTHON) -m demo
 
 test: $(READY) java tools
-	$(PYTHON) -m pytest -m "not soak and not peers" -n 4 --dist loadfile
+	$(PYTHON) -m pytest -m "not soak and not peers" -n 4 --dist loadgroup --no-loadscope-reorder
 
 check: $(READY)
 	$(VENV)/bin/ruff format --check .
@@ -47,11 +47,12 @@ $(READY): pyproject.toml constraints.txt scripts/make-venv
 	scripts/make-venv $(VENV)
 	@touch $@
 
-tools:
+tools: $(READY) java
 	@scripts/ensure-kcat
 	@scripts/ensure-postgres
 	@scripts/ensure-chromium
 	@scripts/ensure-promtool $(VENV)/bin
+	@scripts/ensure-spark-archive $(VENV)
 
 java:
 	@scripts/ensure-java

@@ -272,6 +272,7 @@ class Log:
                     self._settle_deletions(name)
                 topic = self._open_topic(name)
                 self._topics[name] = topic
+                self._undecided.discard(name)
             return topic
 
     def opened_topics(self) -> Mapping[str, Topic]:
@@ -447,7 +448,10 @@ class Log:
             return plan
 
     def undecided(self) -> set[str]:
-        """Topics that may have been deleted, or not: the catalog did not tell. They take no appends meanwhile."""
+        """Topics that were closed because they may have been deleted, or not: the catalog did not tell.
+
+        They take no appends until they are opened again.
+        """
         return set(self._undecided)
 
     def explain_config(self, topic: str | None = None) -> list[EffectiveSetting]:
@@ -1026,10 +1030,10 @@ class Log:
     def _settle(self, deletion: Deletion) -> bool:
         """Whether the topic of a deletion is gone. What was withdrawn is a topic like any other."""
         with self._topics_lock:
-            is_gone = self._lifecycle.is_decided(deletion)
-            self._undecided.discard(deletion.name)
-            if not is_gone:
+            if not self._lifecycle.is_decided(deletion):
+                # It stays among those that somebody must open again: who asks here may not be the one that does.
                 return False
+            self._undecided.discard(deletion.name)
             opened = self._topics.get(deletion.name)
             if opened is not None and opened.id == deletion.topic_id:
                 self._let_go(deletion.name)

@@ -15,8 +15,10 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from lastword.cli.main import run
+from lastword.serve import priority
 
 COMMAND = str(Path(sys.executable).with_name("lastword"))
 DEADLINE_S = 60
@@ -52,7 +54,8 @@ class Cli:
     def __call__(self, *arguments: str, code: int | None = 0, stdin: bytes = b"") -> Result:
         """Run a command in this process, and check its exit code (None: any will do)."""
         out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err), _stdin(stdin):
+        # A worker gives way to others; this process and all the tests after this one must not.
+        with redirect_stdout(out), redirect_stderr(err), _stdin(stdin), patch.object(priority, "give_way"):
             found = run([*arguments, "--data", str(self.data)])
         result = Result(found, out.getvalue(), err.getvalue())
         assert code is None or found == code, result

@@ -130,6 +130,20 @@ class TestADeletionThatFails:
         assert log.undecided() == set()
         assert values(log.topic("t").read()) == [0, 1]
 
+    def test_one_that_others_find_to_be_there_still_waits_to_be_opened(
+        self, log: Log, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log.create_topic("t")
+        with monkeypatch.context() as patched:
+            fail_marks(patched, blind=True)
+            with pytest.raises(UnavailableError, match="is not known"):
+                log.delete_topic("t")
+        # Settles every deletion, and opens only its own topic.
+        log.create_topic("other")
+        assert log.undecided() == {"t"}
+        log.topic("t")
+        assert log.undecided() == set()
+
     def test_a_mark_that_comes_late_is_refused(self, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
         """A request that timed out may still be carried out: but not after the topic has been found to be whole."""
         topic = log.create_topic("t")

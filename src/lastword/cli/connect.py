@@ -51,13 +51,14 @@ def run(
     that fails is started again after a while; `connect status` shows why.
     """
     from lastword.connect import ConnectConfig, Connectors
+    from lastword.serve.ending import StopRequest
 
     config = ConnectConfig.load(file)
     if metrics is not None:
         _answer_metrics(metrics)
-    ended = threading.Event()
+    stop = StopRequest()
     before = (
-        {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+        {number: signal.signal(number, stop.ask) for number in (signal.SIGINT, signal.SIGTERM)}
         if threading.current_thread() is threading.main_thread()
         else {}
     )
@@ -71,7 +72,7 @@ def run(
             )
             # Whoever started it may be waiting for this.
             sys.stdout.flush()
-            ended.wait()
+            stop.wait()
             del connectors
     finally:
         for number, handler in before.items():

@@ -336,21 +336,17 @@ def run_until_signal(run: Callable[[], T], worker: Worker, *, code: int) -> T:
 
     Where a job does not, because it waits for Spark, the process ends without it, with the exit code `code`.
     """
-    from lastword.serve.ending import STOP_S, in_thread
+    from lastword.serve.ending import STOP_S, StopRequest, in_thread
 
-    asked = threading.Event()
-
-    def stop(_signal: int, _frame: object) -> None:
-        worker.stop()
-        asked.set()
-
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         return run()
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop.ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         running = in_thread(run, "lastword-worker")
-        running.add_done_callback(lambda _: asked.set())
-        asked.wait()
+        running.add_done_callback(stop.ask)
+        stop.wait()
+        worker.stop()
         return running.result(STOP_S)
     except TimeoutError:
         if running.done():

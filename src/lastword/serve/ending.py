@@ -6,6 +6,7 @@ process may go at any point; its files are collected later. Spark's JVM ends whe
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,6 +16,25 @@ T = TypeVar("T")
 
 STOP_S = 10.0
 """How long a job may take from a stop request to its end, before the process ends without it."""
+
+
+class StopRequest:
+    """A request to end, made by a signal handler or by a thread, that the main thread waits for.
+
+    An Event won't do: a handler runs in the main thread, perhaps while that is entering `wait` and holds the event's
+    lock. `set` then waits for ever, and with it the process. SimpleQueue.put may interrupt itself and `get`.
+    """
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def ask(self, *_: object) -> None:
+        """Ask; also as a signal handler or a callback."""
+        self._asked.put(None)
+
+    def wait(self) -> None:
+        """Return when somebody has asked."""
+        self._asked.get()
 
 
 def in_thread(act: Callable[[], T], name: str) -> Future[T]:

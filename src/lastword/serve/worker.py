@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import logging
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from lastword.log import open as open_log
 from lastword.operations import backups, cleaning, compaction, explaining, topics, working
 from lastword.operations.maintaining import wait_for_maintenance
 from lastword.serve.child import Leash, ServeOptions, run
-from lastword.serve.ending import STOP_S, in_thread
+from lastword.serve.ending import STOP_S, StopRequest, in_thread
 from lastword.serve.priority import give_way
 from lastword.worker import Worker
 
@@ -35,10 +34,10 @@ Stop = Callable[[], bool]
 
 
 def serve(options: ServeOptions, leash: Leash) -> None:
-    stop = threading.Event()
+    stop = StopRequest()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    leash.watch(stop.set)
+        signal.signal(number, stop.ask)
+    leash.watch(stop.ask)
     log = open_log(options.data, config=options.config, maintain_only=True, create=False)
     try:
         give_way(log.config.worker_nice)
@@ -51,7 +50,7 @@ def serve(options: ServeOptions, leash: Leash) -> None:
         log.close()
         raise
     running = in_thread(worker.run, "lastword-worker")
-    running.add_done_callback(lambda _: stop.set())
+    running.add_done_callback(stop.ask)
     leash.ready()
     stop.wait()
     logger.info("stopping")
