@@ -18,7 +18,7 @@ demo: $(READY) java
 	@$(PYTHON) -m demo
 
 test: $(READY) java tools
-	$(PYTHON) -m pytest -m "not soak and not peers" -n 4 --dist loadgroup --no-loadscope-reorder
+	$(PYTHON) -m pytest -m "not soak and not peers" -n 4 --no-loadscope-reorder
 
 check: $(READY)
 	$(VENV)/bin/ruff format --check .

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 from tests.support.clock import ManualClock
 from tests.support.logs import WalFolder, open_log
+from tests.support.postgres import Cluster, running_cluster
+from tests.support.s3 import S3Server, s3_server
+from tests.support.segments import new_database, postgres_binaries, postgres_server
 
 from lastword.log import Log
 
@@ -23,6 +28,9 @@ hypothesis.settings.load_profile("lastword")
 # A job in the background of a shell ignores it, and so would every command that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Garbage is collected less often: in processes that have loaded everything, it would be a tenth of their time.
+gc.set_threshold(100_000, 20, 50)
+
 # Most of the Spark sessions of the tests live for seconds: a JVM that starts quickly is worth more to them than one
 # that compiles well. scripts/ensure-spark-archive makes the archive.
 SPARK_ARCHIVE = Path(sys.prefix) / "spark.jsa"
@@ -31,27 +39,47 @@ if SPARK_ARCHIVE.exists():
     SPARK_OPTIONS.append(f"-XX:SharedArchiveFile={SPARK_ARCHIVE}")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(SPARK_OPTIONS))
 
-LONGEST_FIRST = ("e2e", "crash", "property", "contract", "unit")
-"""Folders by how long one of their files takes: with the longest at the end, all but one process would wait."""
+LONGEST_FIRST = ("spark", "e2e", "crash", "property", "contract", "unit")
+"""Groups and folders by how long they take: with the longest at the end, all processes but one would wait."""
+SHARES_SPARK = {
+    "tests/e2e/test_serve_spark_write.py",
+    "tests/e2e/test_spark_compaction.py",
+    "tests/e2e/test_spark_source.py",
+    "tests/e2e/test_verify.py",
+    "tests/property/test_ways.py",
+}
+"""Files whose tests run in one process, because starting a Spark for each of them would take longer than they do."""
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Say which tests must run in one process: those of a file, and those that share a Spark."""
-    item.add_marker(pytest.mark.xdist_group(_group(item)))
+def _group(nodeid: str) -> str:
+    """Tests of a group run in one process, one after the other."""
+    file = nodeid.split("::", 1)[0]
+    return "spark" if file in SHARES_SPARK else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_rank)
+    def rank(item: pytest.Item) -> int:
+        folder = _group(item.nodeid).removeprefix("tests/").split("/")[0]
+        return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    items.sort(key=rank)
 
 
-def _group(item: pytest.Item) -> str:
-    shares_spark = "spark_engine" in getattr(item, "fixturenames", ())
-    return "spark" if shares_spark else item.path.relative_to(Path(__file__).parent).as_posix()
+def pytest_collection_finish() -> None:
+    """What has been imported by now stays. Tests that collect garbage need not go through it."""
+    gc.collect()
+    gc.freeze()
 
 
-def _rank(item: pytest.Item) -> int:
-    folder = _group(item).split("/")[0]
-    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else -1
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return Groups(config, log)
 
 
 @pytest.fixture
@@ -77,3 +105,37 @@ def _levels_of_loggers() -> Iterator[None]:
     logging.getLogger().setLevel(logging.WARNING)
     for name in [each for each in logging.root.manager.loggerDict if each.startswith("lastword")]:
         logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+@pytest.fixture(scope="session")
+def one_s3_server() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def s3(one_s3_server: S3Server) -> S3Server:
+    """An empty bucket on a real S3 server."""
+    return one_s3_server.new_bucket()
+
+
+@pytest.fixture(scope="session")
+def one_postgres_server() -> Iterator[str]:
+    binaries = postgres_binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL's server is not installed (scripts/ensure-postgres installs it)")
+    with postgres_server(binaries) as uri:
+        yield uri
+
+
+@pytest.fixture(scope="module")
+def postgres_uri(one_postgres_server: str) -> str:
+    """An empty database of a real PostgreSQL server, for a catalog."""
+    return new_database(one_postgres_server)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A PostgreSQL server for sources, with logical replication."""
+    with running_cluster() as started:
+        yield started

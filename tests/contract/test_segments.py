@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 from pyiceberg.exceptions import CommitFailedException
-from tests.support.s3 import S3Server, s3_server
+from tests.support.s3 import S3Server
 from tests.support.segments import (
     START_MS,
     Place,
@@ -22,8 +22,6 @@ from tests.support.segments import (
     local_place,
     new_topic,
     offsets_of,
-    postgres_binaries,
-    postgres_server,
     records,
     write_segment,
 )
@@ -43,21 +41,6 @@ from lastword.segments.iceberg import IcebergCatalog
 from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.parquet import STREAM_ROWS
 from lastword.segments.table import Collected, Positions, SegmentGoneError, retry_on_conflict
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def postgres_uri() -> Iterator[str]:
-    binaries = postgres_binaries()
-    if binaries is None:
-        pytest.skip("no postgres server is installed (apt: postgresql)")
-    with postgres_server(binaries) as uri:
-        yield uri
 
 
 @pytest.fixture(params=["local", "s3", "postgres"])

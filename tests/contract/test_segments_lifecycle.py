@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,8 +16,7 @@ from tests.support.logs import (
     open_log,
     values,
 )
-from tests.support.s3 import S3Server, s3_server
-from tests.support.segments import postgres_binaries, postgres_server
+from tests.support.s3 import S3Server
 
 from lastword import steps
 from lastword.errors import CorruptError, InvalidError, NotOwnerError, StorageError
@@ -26,21 +25,6 @@ from lastword.operations import topics
 from lastword.segments.iceberg_table import IcebergTable
 
 INLINE = {"compaction.service.factory": "lastword.compaction.inline:InlineCompactionServiceFactory"}
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def postgres_uri() -> Iterator[str]:
-    binaries = postgres_binaries()
-    if binaries is None:
-        pytest.skip("no postgres server is installed (apt: postgresql)")
-    with postgres_server(binaries) as uri:
-        yield uri
 
 
 class Elsewhere:

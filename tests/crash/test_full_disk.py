@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.cli import wait_until
 from tests.support.crash import LaterClock, broker_config, leftovers
 from tests.support.small_disk import SmallDisk, small_disk
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword.errors import NotOwnerError, StorageError, UnavailableError, WriteFailedError

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import psutil
 import pyarrow as pa
 import pytest
-from tests.support.cli import Cli, wait_until
+from tests.support.cli import Cli
 from tests.support.compaction_child import (
     BIG_TOPIC,
     BROKER,
@@ -34,6 +34,7 @@ from tests.support.compaction_child import (
 )
 from tests.support.crash import Children, Running, clean_up, leftovers, named_steps, read_together
 from tests.support.last_words import LastWords
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword.clock import SystemClock

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.support.changes import Workload, config_of, create_tables
-from tests.support.cli import Cli, wait_until
+from tests.support.cli import Cli
 from tests.support.connect_child import ConnectJob
 from tests.support.crash import Children, named_steps
 from tests.support.postgres import Cluster, running_cluster
 from tests.support.server import serving
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword.connect import ConnectConfig, Connectors

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from tests.support.kafka_clients import create_topic, wait_until
+from tests.support.kafka_clients import create_topic
 from tests.support.server import Server, serving
+from tests.support.waiting import wait_until
 
 import lastword
 

@@ -14,8 +14,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from tests.support.cli import Cli, wait_until
+from tests.support.cli import Cli
 from tests.support.server import SETTINGS, Server, serving
+from tests.support.waiting import wait_until
 
 SLOW = "seal.interval.ms: 3600000\nworker.initial.delay.ms: 3600000\n"
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.support.clock import ManualClock
 from tests.support.compacted import INLINE_CONFIG
 from tests.support.forks import killed_at
-from tests.support.kafka_clients import wait_until
 from tests.support.logs import fill, open_log, values
-from tests.support.postgres import Cluster, running_cluster
-from tests.support.s3 import S3Server, s3_server
+from tests.support.postgres import Cluster
+from tests.support.s3 import S3Server
 from tests.support.sources import postgres_source, running
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword import identity
@@ -139,18 +137,6 @@ def test_nothing_is_lost_or_doubled_under_load(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------- other places
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with running_cluster() as started:
-        yield started
 
 
 def test_from_an_object_store_to_an_object_store_and_back(

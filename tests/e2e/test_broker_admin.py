@@ -53,9 +53,9 @@ from tests.support.kafka_clients import (
     create_topic,
     member,
     produce,
-    wait_until,
 )
 from tests.support.raw_client import RawClient
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword.broker.broker_settings import ALTERABLE

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 from tests.support.broker import INLINE, RunningBroker, running_broker
-from tests.support.kafka_clients import wait_until
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword import steps

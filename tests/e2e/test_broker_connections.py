@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from kafka.protocol.consumer import FetchResponse
 from tests.support.broker import RunningBroker, running_broker
+from tests.support.waiting import wait_until
 
 from lastword import batch
 from lastword.broker.connection import SCRATCH_BYTES
@@ -91,13 +92,6 @@ def exactly(client: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_pipelined_requests_are_answered_in_order(broker: RunningBroker) -> None:
     with connect(broker) as client:
         frames = []
@@ -148,7 +142,7 @@ def test_memory_of_requests_is_bounded(broker: RunningBroker) -> None:
     done.set()
     watcher.join()
     assert 3 * MIB < most <= 9 * MIB
-    wait_for(lambda: broker.broker.memory.used_bytes == 0)
+    wait_until(lambda: broker.broker.memory.used_bytes == 0)
 
 
 def test_a_client_that_does_not_read_is_not_served_on(broker: RunningBroker) -> None:
@@ -156,7 +150,7 @@ def test_a_client_that_does_not_read_is_not_served_on(broker: RunningBroker) -> 
         client.sendall(produce_frame(0, bytes(3 * MIB)))
         receive(client)
         client.sendall(b"".join(fetch_frame(number, 0) for number in range(1, 101)))
-        wait_for(lambda: broker.broker.node.unsent_bytes > 0)
+        wait_until(lambda: broker.broker.node.unsent_bytes > 0)
         time.sleep(0.2)
         # One answer waits, and not a hundred.
         assert broker.broker.node.unsent_bytes < 5 * MIB
@@ -167,18 +161,18 @@ def test_a_client_that_does_not_read_is_not_served_on(broker: RunningBroker) -> 
         for number in range(1, 101):
             correlation_id, answer = receive(client)
             assert correlation_id == number and len(answer) > 3 * MIB
-    wait_for(lambda: broker.broker.node.unsent_bytes == 0)
+    wait_until(lambda: broker.broker.node.unsent_bytes == 0)
 
 
 def test_thousands_of_idle_connections(broker: RunningBroker) -> None:
     clients = [connect(broker) for _ in range(2000)]
-    wait_for(lambda: broker.broker.connections >= 2000)
+    wait_until(lambda: broker.broker.connections >= 2000)
     producer = Producer({"bootstrap.servers": broker.address})
     producer.produce("t", b"v")
     assert producer.flush(60) == 0
     for client in clients:
         client.close()
-    wait_for(lambda: broker.broker.connections < 20)
+    wait_until(lambda: broker.broker.connections < 20)
 
 
 def test_connections_beyond_the_limit_and_idle_ones_are_closed(tmp_path: Path) -> None:
@@ -234,8 +228,8 @@ def test_what_is_being_written_counts_when_its_client_has_gone(
         for count in (1, 2):
             with connect(broker) as client:
                 client.sendall(produce_frame(1, bytes(3 * MIB)) + produce_frame(2, bytes(1000)))
-                wait_for(lambda count=count: memory.used_bytes > count * (3 * MIB + 1000))
-            wait_for(lambda: broker.broker.connections == 0)
+                wait_until(lambda count=count: memory.used_bytes > count * (3 * MIB + 1000))
+            wait_until(lambda: broker.broker.connections == 0)
             assert memory.used_bytes > count * (3 * MIB + 1000)
         with connect(broker) as client:
             # No request after all: nothing of it is kept.
@@ -244,7 +238,7 @@ def test_what_is_being_written_counts_when_its_client_has_gone(
         assert memory.used_bytes < 2 * (3 * MIB + 2000)
     finally:
         may_go_on.set()
-    wait_for(lambda: memory.used_bytes == 0)
+    wait_until(lambda: memory.used_bytes == 0)
     assert sum(1 for _ in broker.log.topic("t").read()) == 4
 
 
@@ -328,7 +322,7 @@ def test_a_fetch_that_waits_for_more_keeps_nothing_meanwhile(broker: RunningBrok
     with connect(broker) as client:
         client.sendall(fetch_frame(1, 0, wait_ms=60_000, min_bytes=10 * MIB))
         fetches = broker.broker._fetches
-        wait_for(lambda: bool(fetches.waiting))
+        wait_until(lambda: bool(fetches.waiting))
         topic.append("k", bytes(100_000))
 
         def kept_bytes() -> int:

@@ -35,8 +35,8 @@ from tests.support.kafka_clients import (
     poll_until,
     produce,
     python_member,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 from lastword.broker.groups.group import Group, State
 from lastword.broker.groups.handlers import GroupHandlers

@@ -14,7 +14,7 @@ from kafka.protocol.admin import ListGroupsRequest, ListGroupsResponse
 from kafka.protocol.consumer import OffsetFetchRequest, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 from tests.support.broker import INLINE, RunningBroker, running_broker
-from tests.support.cli import Cli, wait_until
+from tests.support.cli import Cli
 from tests.support.clock import DAY_MS, ManualClock
 from tests.support.kafka_clients import (
     PATIENCE_S,
@@ -30,6 +30,7 @@ from tests.support.kafka_clients import (
 from tests.support.logs import offsets, segment_files
 from tests.support.raw_client import RawClient
 from tests.support.server import serving
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword import metrics

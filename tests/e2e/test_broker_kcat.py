@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.broker import RunningBroker, running_broker
-from tests.support.kafka_clients import wait_until
+from tests.support.waiting import wait_until
 
 KCAT = shutil.which("kcat")
 pytestmark = pytest.mark.skipif(KCAT is None, reason="kcat is not installed (Debian: apt-get install kcat)")

@@ -10,9 +10,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
 from tests.support.cli import Cli
-from tests.support.kafka_clients import PATIENCE_S, consume_in_group, produce, wait_until
+from tests.support.kafka_clients import PATIENCE_S, consume_in_group, produce
 from tests.support.raw_client import RawClient
 from tests.support.server import SETTINGS, serving
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword.backup.belongings import COPIED, COPIED_FOLDERS, IN_PART, LEFT_OUT, MADE_ANEW

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from tests.support.cli import Cli, wait_until
+from tests.support.cli import Cli
 from tests.support.server import SETTINGS, Server, serving
+from tests.support.waiting import wait_until
 
 QUIET = "seal.interval.ms: 3600000\nworker.initial.delay.ms: 3600000\nretention.interval.ms: 3600000\n"
 

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.support.cli import Cli, Terminal, wait_until
+from tests.support.cli import Cli, Terminal
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
-from tests.support.cli import Cli, wait_until
+from tests.support.cli import Cli
 from tests.support.kafka_clients import LEAVES_SOCKETS, collected, consume_in_group
 from tests.support.raw_fetch import RawReader
 from tests.support.server import SETTINGS, serving
+from tests.support.waiting import wait_until
 
 __all__ = ["collected"]
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support.cli import Cli, wait_until
+from tests.support.cli import Cli
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword.worker import Worker

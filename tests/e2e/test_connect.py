@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from tests.support.broker import INLINE, RunningBroker
-from tests.support.cli import DEADLINE_S, Cli, wait_until
+from tests.support.cli import DEADLINE_S, Cli
 from tests.support.server import Server
 from tests.support.sources import running
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword import NewRecord, steps

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from tests.support.broker import INLINE, RunningBroker
-from tests.support.cli import wait_until
 from tests.support.forks import killed_at
 from tests.support.kafka_clients import consume_in_group
 from tests.support.server import Server
 from tests.support.sources import Sources, running
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword import NewRecord

@@ -10,9 +10,9 @@ from typing import Any
 
 import psycopg2.errors
 import pytest
-from tests.support.cli import wait_until
-from tests.support.postgres import Cluster, running_cluster
+from tests.support.postgres import Cluster
 from tests.support.sources import Sources, postgres_source, running
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword import steps
@@ -25,12 +25,6 @@ from lastword.log import Log
 
 LARGE = "repeat('x', 10000)"
 WAITING = "waiting for open transactions"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with running_cluster() as started:
-        yield started
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.postgres import Cluster, running_cluster
+from tests.support.postgres import Cluster
 from tests.support.sources import Sources, postgres_source, running
 
 import lastword
@@ -18,12 +18,6 @@ from lastword.connect import states
 from lastword.log import Log
 
 NUMBERS = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with running_cluster() as started:
-        yield started
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.postgres import Cluster, running_cluster
+from tests.support.postgres import Cluster
 from tests.support.sources import SETTINGS, postgres_source, running
 
 import lastword
@@ -16,12 +16,6 @@ from lastword.connect import ConnectConfig
 from lastword.connect.runner import check
 from lastword.connect.target import LogTarget
 from lastword.log import Log
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with running_cluster() as started:
-        yield started
 
 
 @pytest.fixture

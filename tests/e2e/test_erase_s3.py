@@ -11,16 +11,10 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from tests.support.clock import HOUR_MS, ManualClock
 from tests.support.compacted import INLINE_CONFIG
-from tests.support.s3 import S3Server, s3_server
+from tests.support.s3 import S3Server
 
 import lastword
 from lastword.log import Log
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from tests.support.cli import Cli, wait_until
+from tests.support.cli import Cli
 from tests.support.server import SETTINGS, Server, serving
+from tests.support.waiting import wait_until
 
 import lastword
 

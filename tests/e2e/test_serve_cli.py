@@ -278,6 +278,8 @@ def test_a_command_without_json_and_one_with_it_say_the_same(both: tuple[Cli, Cl
     found: Any = both[1].json("status")
     assert found["ready"] is True
     assert found["server"]["pid"] > 0
+    # A folder without a topic is no log yet.
+    both[0]("topic", "create", "some")
     direct: Any = both[0].json("status", code=1)
     assert direct["server"] is None
     assert set(direct) == set(found)

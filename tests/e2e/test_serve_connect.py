@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from tests.support.cli import Cli, wait_until
+from tests.support.cli import Cli
 from tests.support.server import SETTINGS, Server, serving
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword.connect import states

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.cli import Cli, wait_until
+from tests.support.cli import Cli
 from tests.support.server import serving
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword.errors import UnavailableError

@@ -12,7 +12,7 @@ import pytest
 from peers.jars import UnreachableError, jars, python_with, version_of
 from peers.kafka import TOOLS, tool
 from tests.support.broker import RunningBroker, running_broker
-from tests.support.kafka_clients import wait_until
+from tests.support.waiting import wait_until
 
 from lastword.record import NewRecord
 

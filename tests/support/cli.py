@@ -9,13 +9,14 @@ import pty
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+from tests.support.waiting import wait_until
 
 from lastword.cli.main import run
 from lastword.serve import priority
@@ -184,10 +185,3 @@ class Terminal:
             # Linux says EIO when the other end is closed.
             pass
         return self.shown
-
-
-def wait_until(condition: Callable[[], bool], why: Callable[[], object] = lambda: "") -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -14,9 +13,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaConsumer
-
-PATIENCE_S = 60.0
-
+from tests.support.waiting import PATIENCE_S, wait_until
 
 LEAVES_SOCKETS = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 """For tests with kafka-python, which leaves sockets to the garbage collector; together with `collected`."""
@@ -27,14 +24,6 @@ def collected() -> Iterator[None]:
     """What a test's clients leave is collected while its warnings are still ignored."""
     yield
     gc.collect()
-
-
-def wait_until(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Ask again and again until it is so."""
-    deadline_s = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
-        time.sleep(0.01)
 
 
 @lru_cache(maxsize=1)
@@ -144,7 +133,7 @@ def consume_in_group(
             return len(found) == count if count is not None else len(ended) >= partitions
 
         if count != 0:
-            wait_until(is_read, f"group {group} has read {topic}", patience_s)
+            wait_until(is_read, f"group {group} has read {topic}", patience_s=patience_s)
         ends = {partition: offset + 1 for (partition, offset), _, _ in found}
         if ends:
             consumer.commit(

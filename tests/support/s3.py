@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from uuid import uuid4
 
 import pyarrow.fs as pafs
 
@@ -40,6 +41,12 @@ class S3Server:
             region="us-east-1",
             allow_bucket_creation=True,
         )
+
+    def new_bucket(self) -> S3Server:
+        """The same server, with another bucket, which is empty."""
+        other = replace(self, bucket=f"lastword-{uuid4().hex}")
+        other.file_system().create_dir(other.bucket)
+        return other
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+from sqlalchemy import create_engine, make_url, text
 from tests.support.clock import ManualClock
 
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
@@ -183,3 +184,23 @@ def postgres_server(binaries: Path) -> Iterator[str]:
         process.terminate()
         process.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_database(uri: str) -> str:
+    """The URI of another database of a PostgreSQL server, which is empty."""
+    name = f"lastword_{uuid4().hex}"
+    engine = create_engine(uri, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return make_url(uri).set(database=name).render_as_string(hide_password=False)
+
+
+def outside_catalog(folder: Path) -> dict[str, object]:
+    """Settings of a log whose catalog (SQLite) and local warehouse lie outside of every data folder."""
+    return {
+        "compaction.service.factory": "lastword.compaction.inline:InlineCompactionServiceFactory",
+        "catalog": {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db?timeout=30"},
+        "warehouse": str(folder / "warehouse"),
+        "local.retention.ms": 0,
+    }

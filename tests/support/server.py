@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.support.cli import COMMAND, DEADLINE_S, wait_until
+from tests.support.cli import COMMAND, DEADLINE_S
+from tests.support.waiting import wait_until
 
 from lastword import running
 

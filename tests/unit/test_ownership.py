@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.support.broker import INLINE
-from tests.support.cli import wait_until
 from tests.support.forks import killed_at
 from tests.support.logs import fill, values
-from tests.support.s3 import S3Server, s3_server
-from tests.support.segments import postgres_binaries, postgres_server
+from tests.support.s3 import S3Server
+from tests.support.segments import outside_catalog
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword import disk, identity, ownership
@@ -30,30 +30,9 @@ from lastword.staged import Piece, Sink, Unit
 Config = dict[str, object]
 
 
-@pytest.fixture(scope="session")
-def s3() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def postgres_uri() -> Iterator[str]:
-    binaries = postgres_binaries()
-    if binaries is None:
-        pytest.skip("no postgres server is installed (apt: postgresql)")
-    with postgres_server(binaries) as uri:
-        yield uri
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """SQLite and a local warehouse, outside of every data folder."""
-    return {
-        "compaction.service.factory": INLINE,
-        "catalog": {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db?timeout=30"},
-        "warehouse": str(tmp_path / "warehouse"),
-        "local.retention.ms": 0,
-    }
+    return outside_catalog(tmp_path)
 
 
 @pytest.fixture

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.broker import INLINE
-from tests.support.cli import wait_until
 from tests.support.forks import killed_at
 from tests.support.logs import fill, values
-from tests.support.s3 import s3_server
-from tests.support.segments import postgres_binaries, postgres_server
+from tests.support.segments import new_database, outside_catalog
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword.clock import SystemClock
@@ -26,28 +23,20 @@ Config = dict[str, object]
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return {
-        "compaction.service.factory": INLINE,
-        "catalog": {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db?timeout=30"},
-        "warehouse": str(tmp_path / "warehouse"),
-        "local.retention.ms": 0,
-    }
+    return outside_catalog(tmp_path)
 
 
 @pytest.fixture(params=["sqlite", "postgres and s3"])
-def any_config(request: pytest.FixtureRequest, config: Config) -> Iterator[Config]:
+def any_config(request: pytest.FixtureRequest, config: Config) -> Config:
     if request.param == "sqlite":
-        yield config
-        return
-    binaries = postgres_binaries()
-    if binaries is None:
-        pytest.skip("no postgres server is installed (apt: postgresql)")
-    with postgres_server(binaries) as uri, s3_server() as s3:
-        yield {
-            **config,
-            "catalog": {"type": "sql", "uri": uri, **s3.properties},
-            "warehouse": f"s3://{s3.bucket}/shared",
-        }
+        return config
+    s3 = request.getfixturevalue("one_s3_server").new_bucket()
+    uri = new_database(request.getfixturevalue("one_postgres_server"))
+    return {
+        **config,
+        "catalog": {"type": "sql", "uri": uri, **s3.properties},
+        "warehouse": f"s3://{s3.bucket}/shared",
+    }
 
 
 def rescued(folder: Path, config: Config, name: str = "t", from_offset: int | None = None) -> list[int]:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.cli import wait_until
 from tests.support.clock import ManualClock
 from tests.support.compacted import INLINE_CONFIG
+from tests.support.waiting import wait_until
 
 import lastword
 from lastword import steps, worker, worker_state

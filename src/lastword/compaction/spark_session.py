@@ -30,6 +30,7 @@ _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     # What is known beforehand needs no adapting, and a run pays for each stage.
     "spark.sql.adaptive.enabled": "false",
+    "spark.python.daemon.module": "lastword.spark.daemon",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "UTC",

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pyiceberg.table import Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
 from pyiceberg.table.update.snapshot import ExpireSnapshots
@@ -57,6 +58,14 @@ class FencedTransaction(Transaction):
     def __init__(self, table: Table, base_id: int | None) -> None:
         super().__init__(table, autocommit=False)
         self._base_id = base_id
+        self._staged: tuple[int, TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """The metadata with what has been staged, which pyiceberg would compute a dozen times in each commit."""
+        if self._staged is None or self._staged[0] != len(self._updates):
+            self._staged = len(self._updates), super().table_metadata
+        return self._staged[1]
 
     def commit_transaction(self) -> Table:
         table = self._table

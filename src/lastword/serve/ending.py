@@ -10,19 +10,24 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
 
 STOP_S = 10.0
 """How long a job may take from a stop request to its end, before the process ends without it."""
+_LOOK_S = 0.5
+"""How long the main thread may block before it looks whether a signal came."""
 
 
 class StopRequest:
     """A request to end, made by a signal handler or by a thread, that the main thread waits for.
 
-    An Event won't do: a handler runs in the main thread, perhaps while that is entering `wait` and holds the event's
-    lock. `set` then waits for ever, and with it the process. SimpleQueue.put may interrupt itself and `get`.
+    An Event won't do, for two reasons. A handler runs in the main thread, perhaps while that is entering `wait` and holds
+    the event's lock: `set` then waits for ever. SimpleQueue.put may interrupt itself and `get`. And a signal that
+    arrives just before the main thread blocks, or in another thread, does not wake it: its handler runs when the main
+    thread runs again. So it never blocks for long.
     """
 
     def __init__(self) -> None:
@@ -34,7 +39,9 @@ class StopRequest:
 
     def wait(self) -> None:
         """Return when somebody has asked."""
-        self._asked.get()
+        while True:
+            with suppress(queue.Empty):
+                return self._asked.get(timeout=_LOOK_S)
 
 
 def in_thread(act: Callable[[], T], name: str) -> Future[T]:

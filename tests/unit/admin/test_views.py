@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.support.cli import wait_until
 from tests.support.clock import ManualClock
 from tests.support.compacted import INLINE_CONFIG
 from tests.support.logs import open_log
+from tests.support.waiting import wait_until
 
 from lastword.admin import models, views
 from lastword.errors import InvalidConfigError, UnknownTopicError

@@ -32,7 +32,28 @@ sys.settrace(trace)
 stop.wait()
 """
 
+# The handler of the C library runs in another thread, and the main thread sleeps on.
+ELSEWHERE = """
+import signal, threading, time
+from lastword.serve.ending import StopRequest
+
+stop = StopRequest()
+signal.signal(signal.SIGTERM, stop.ask)
+
+def interrupt():
+    time.sleep(0.2)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    threading.Event().wait()
+
+threading.Thread(target=interrupt, daemon=True).start()
+stop.wait()
+"""
+
 
 @pytest.mark.parametrize("line", range(1, 6))
 def test_a_signal_is_heard_wherever_it_arrives(line: int) -> None:
     subprocess.run([sys.executable, "-c", INTERRUPTED, str(line)], check=True, timeout=60)
+
+
+def test_a_signal_is_heard_that_did_not_wake_the_main_thread() -> None:
+    subprocess.run([sys.executable, "-c", ELSEWHERE], check=True, timeout=60)

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from tests.support.cli import wait_until
+from tests.support.waiting import wait_until
 
 from lastword.clock import SystemClock
 from lastword.errors import UnavailableError

@@ -1,0 +1,18 @@
+"""The process from which Spark forks its Python workers, with what their tasks need already loaded.
+
+Spark's own daemon has loaded nothing: each worker would spend its first second on imports, and keep them in memory of its
+own.
+"""
+
+from __future__ import annotations
+
+import runpy
+
+from lastword import heap
+from lastword.compaction import pool, rewrite, spark, survivors  # noqa: F401
+from lastword.spark import tasks  # noqa: F401
+
+if __name__ == "__main__":
+    heap.freeze()
+    # It reads the name of the worker's module from the arguments.
+    runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)
