@@ -229,12 +229,14 @@ def soak(data: Path, seconds: float, seed: int) -> None:
                 assert {key: version for key, (version, _) in each.acked.items()} == each.sent
                 expected |= {key: None if gone else version for key, (version, gone) in each.acked.items()}
             wait_until(
-                lambda: follower.state == expected, "the follower's state is what was acknowledged", END_S
+                lambda: follower.state == expected,
+                "the follower's state is what was acknowledged",
+                patience_s=END_S,
             )
             wait_until(
                 lambda: {key: version for key, (_, version) in group.latest.items()} == expected,
                 "the group's state is what was acknowledged",
-                END_S,
+                patience_s=END_S,
             )
         finally:
             writing_ends.set()

@@ -21,7 +21,7 @@ from lastword.admin.server import AdminServer, read_token
 from lastword.broker.server import Broker
 from lastword.log import Log
 from lastword.log import open as open_log
-from lastword.serve.child import Leash, ServeOptions, run
+from lastword.serve.child import Leash, ServeOptions
 from lastword.serve.sources import Sources
 
 logger = logging.getLogger("lastword.serve.broker")
@@ -88,7 +88,3 @@ async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServ
     await asyncio.to_thread(admin.close)
     await asyncio.to_thread(stories.close)
     logger.debug("the admin API has stopped")
-
-
-if __name__ == "__main__":
-    run("broker", serve)

@@ -85,10 +85,10 @@ class Leash:
             logging.getLogger(__name__).debug("nobody heard %s", message)
 
 
-def run(name: str, serve: Callable[[ServeOptions, Leash], None]) -> None:
+def run(name: str, serve: Callable[[ServeOptions, Leash], None], options_json: str, leash_fd: str) -> None:
     """The whole life of a child: its errors go to the supervisor if it could not start, to the log afterwards."""
-    options = ServeOptions(**json.loads(sys.argv[1]))
-    leash = Leash(int(sys.argv[2]))
+    options = ServeOptions(**json.loads(options_json))
+    leash = Leash(int(leash_fd))
     # The lock files name this.
     name_command(f"lastword serve ({name})")
     set_up_logging(name, options.verbose)

@@ -50,7 +50,7 @@ class _Child:
     """A process as the supervisor knows it."""
 
     name: str
-    module: str
+    module: str = "lastword.serve.process"
     state: ChildProcess = field(default_factory=ChildProcess)
     process: asyncio.subprocess.Process | None = None
     leash: asyncio.StreamWriter | None = None
@@ -77,8 +77,8 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._signals = 0
         self._last_signal = signal.SIGTERM
-        self._broker = _Child("broker", "lastword.serve.broker")
-        self._worker = _Child("worker", "lastword.serve.worker")
+        self._broker = _Child("broker")
+        self._worker = _Child("worker")
         self._server: RunningServer | None = None
 
     async def run(self) -> int:
@@ -135,6 +135,7 @@ class Supervisor:
                 sys.executable,
                 "-m",
                 child.module,
+                child.name,
                 self._options.to_json(),
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],

@@ -23,7 +23,7 @@ from lastword.log import Log
 from lastword.log import open as open_log
 from lastword.operations import backups, cleaning, compaction, explaining, topics, working
 from lastword.operations.maintaining import wait_for_maintenance
-from lastword.serve.child import Leash, ServeOptions, run
+from lastword.serve.child import Leash, ServeOptions
 from lastword.serve.ending import STOP_S, StopRequest, in_thread
 from lastword.serve.priority import give_way
 from lastword.worker import Worker
@@ -167,7 +167,3 @@ class _Requests:
         done = [each for each in report["partitions"] if each["problem"] is None]
         self._worker.compacted([(each["topic"], each["partition"]) for each in done])
         return report
-
-
-if __name__ == "__main__":
-    run("worker", serve)

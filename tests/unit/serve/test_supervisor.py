@@ -22,7 +22,7 @@ while not Path({flag!r}).exists():
     time.sleep(0.01)
 {then}
 """
-READY = 'socket.socket(fileno=int(sys.argv[2])).sendall(b\'{"ready": {"slow": 1}}\\n\')\ntime.sleep(60)'
+READY = 'socket.socket(fileno=int(sys.argv[3])).sendall(b\'{"ready": {"slow": 1}}\\n\')\ntime.sleep(60)'
 
 
 @pytest.fixture
