@@ -17,7 +17,6 @@ from tests.support.clock import ManualClock
 from tests.support.logs import WalFolder, open_log
 from tests.support.postgres import Cluster, running_cluster
 from tests.support.s3 import S3Server, s3_server
-from tests.support.segments import new_database, postgres_binaries, postgres_server
 
 from lastword.log import Log
 
@@ -120,22 +119,19 @@ def s3(one_s3_server: S3Server) -> S3Server:
 
 
 @pytest.fixture(scope="session")
-def one_postgres_server() -> Iterator[str]:
-    binaries = postgres_binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL's server is not installed (scripts/ensure-postgres installs it)")
-    with postgres_server(binaries) as uri:
-        yield uri
+def one_cluster() -> Iterator[Cluster]:
+    with running_cluster() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
-def postgres_uri(one_postgres_server: str) -> str:
+def postgres_uri(one_cluster: Cluster) -> str:
     """An empty database of a real PostgreSQL server, for a catalog."""
-    return new_database(one_postgres_server)
+    return one_cluster.new_database()
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A PostgreSQL server for sources, with logical replication."""
+    """A PostgreSQL server that nobody else uses, for sources."""
     with running_cluster() as started:
         yield started

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg2
 import pytest
@@ -28,6 +29,8 @@ full_page_writes = off
 wal_sender_timeout = 10s
 logging_collector = off
 """
+
+_TEMPLATE: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def programs() -> Path | None:
@@ -51,7 +54,7 @@ class Cluster:
         self._as = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
         if self._as:
             shutil.chown(folder, "postgres", "postgres")
-        self._run("initdb", "-D", str(self.data), "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8")
+        self._make_data()
         with (self.data / "postgresql.conf").open("a") as file:
             file.write(f"{SETTINGS}unix_socket_directories = '{folder}'\n")
         self.start()
@@ -63,6 +66,26 @@ class Cluster:
     @property
     def dsn(self) -> str:
         return f"host={self.folder} dbname=postgres user=postgres"
+
+    def new_database(self) -> str:
+        """The SQLAlchemy URI of a database of its own, which is empty."""
+        name = f"catalog_{uuid4().hex}"
+        self.run(f"CREATE DATABASE {name}")
+        return f"postgresql+psycopg2://postgres@/{name}?host={self.folder}"
+
+    def _make_data(self) -> None:
+        """A copy of the first one's, which takes a tenth of the time that making one takes."""
+        if not _TEMPLATE:
+            folder = tempfile.TemporaryDirectory(prefix="lastword-pg-template-", ignore_cleanup_errors=True)
+            _TEMPLATE.append(folder)
+            template = Path(folder.name)
+            template.chmod(0o755)
+            if self._as:
+                shutil.chown(template, "postgres", "postgres")
+            self._run(
+                "initdb", "-D", f"{template}/data", "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8"
+            )
+        self._run("/bin/cp", "-a", f"{_TEMPLATE[0].name}/data", str(self.data))
 
     def start(self) -> None:
         self._run("pg_ctl", "-D", str(self.data), "-l", str(self.folder / "log"), "-w", "-t", "60", "start")

@@ -1,21 +1,14 @@
-"""What tests of sealed segments share: records, catalogs on every kind of storage, a PostgreSQL server."""
+"""What tests of sealed segments share: records, and catalogs on every kind of storage."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from sqlalchemy import create_engine, make_url, text
 from tests.support.clock import ManualClock
 
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
@@ -146,54 +139,6 @@ def offsets_of(table: IcebergTable, snapshot: Snapshot, partition: int = 0) -> l
         for batch in table.read(segment, columns=["offset"])
         for offset in batch.column(0).to_pylist()
     ]
-
-
-def postgres_binaries() -> Path | None:
-    """The folder with `postgres` and `initdb`, if they are installed."""
-    found = shutil.which("postgres")
-    candidates = [Path(found).resolve().parent] if found else []
-    candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((each for each in candidates if (each / "initdb").exists()), None)
-
-
-@contextmanager
-def postgres_server(binaries: Path) -> Iterator[str]:
-    """Run a server that listens on a socket in a folder of its own; yields its SQLAlchemy URI."""
-    # PostgreSQL refuses to run as root.
-    user = "postgres" if os.geteuid() == 0 else None
-    folder = Path(tempfile.mkdtemp(prefix="lastword-pg-"))
-    if user:
-        shutil.chown(folder, user)
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "user": user, "cwd": folder}
-    subprocess.run(
-        [binaries / "initdb", "-D", folder / "data", "-U", "lastword", "-A", "trust", "-N"],
-        check=True,
-        **quiet,
-    )
-    options = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
-    process = subprocess.Popen([binaries / "postgres", "-D", folder / "data", *options], **quiet)
-    try:
-        deadline = time.monotonic() + 60
-        ready = [binaries / "pg_isready", "-h", folder, "-U", "lastword"]
-        while subprocess.run(ready, **quiet).returncode != 0:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("PostgreSQL did not start")
-            time.sleep(0.05)
-        yield f"postgresql+psycopg2://lastword@/postgres?host={folder}"
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def new_database(uri: str) -> str:
-    """The URI of another database of a PostgreSQL server, which is empty."""
-    name = f"lastword_{uuid4().hex}"
-    engine = create_engine(uri, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    return make_url(uri).set(database=name).render_as_string(hide_password=False)
 
 
 def outside_catalog(folder: Path) -> dict[str, object]:

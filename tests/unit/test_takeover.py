@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.forks import killed_at
 from tests.support.logs import fill, values
-from tests.support.segments import new_database, outside_catalog
+from tests.support.segments import outside_catalog
 from tests.support.waiting import wait_until
 
 import lastword
@@ -31,7 +31,7 @@ def any_config(request: pytest.FixtureRequest, config: Config) -> Config:
     if request.param == "sqlite":
         return config
     s3 = request.getfixturevalue("one_s3_server").new_bucket()
-    uri = new_database(request.getfixturevalue("one_postgres_server"))
+    uri = request.getfixturevalue("one_cluster").new_database()
     return {
         **config,
         "catalog": {"type": "sql", "uri": uri, **s3.properties},
