@@ -57,6 +57,10 @@ def _group(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark_engine" in getattr(item, "fixturenames", ()) and _group(item.nodeid) != "spark":
+            raise pytest.UsageError(f"{item.nodeid} uses spark_engine: name its file in SHARES_SPARK")
+
     def rank(item: pytest.Item) -> int:
         folder = _group(item.nodeid).removeprefix("tests/").split("/")[0]
         return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
