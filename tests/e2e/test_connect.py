@@ -265,7 +265,12 @@ def test_consumers_of_a_broker_see_what_a_source_in_its_process_appends(tmp_path
     ):
         sources.wait(lambda: sources.status()["records"] == 1)
         consumer = Consumer(
-            {"bootstrap.servers": broker.address, "group.id": "g", "fetch.wait.max.ms": 30_000}
+            {
+                "bootstrap.servers": broker.address,
+                "group.id": "g",
+                "fetch.wait.max.ms": 120_000,
+                "socket.timeout.ms": 150_000,
+            }
         )
         consumer.assign([TopicPartition("lines", 0, 0)])
         found = []
@@ -276,7 +281,7 @@ def test_consumers_of_a_broker_see_what_a_source_in_its_process_appends(tmp_path
             with path.open("ab") as file:
                 file.write(line(number))
         # The fetch waits much longer than the test does: it must be told.
-        message = consumer.poll(10)
+        message = consumer.poll(DEADLINE_S)
         assert message is not None and [*found, message.value()] == [b"1", b"2", b"3"]
         consumer.close()
 
