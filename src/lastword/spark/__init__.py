@@ -15,6 +15,7 @@ stream.py    streaming reads
 sink.py      batch and streaming writes
 source.py    what Spark is told of all this
 process.py   what is done once in each of Spark's Python processes
+daemon.py    where Lastword's own sessions fork those from, with everything loaded
 """
 
 from __future__ import annotations
