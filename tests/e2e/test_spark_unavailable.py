@@ -129,18 +129,26 @@ def test_the_report_names_every_topic_that_had_something_to_do(cli: Cli, nobody:
 def test_a_server_is_not_ready_and_its_topics_are_red(cli: Cli, nobody: str) -> None:
     settings = f"spark.master: spark://{nobody}\nworker.initial.delay.ms: 1\nworker.interval.ms: 100\n"
     with serving(cli.data, settings=settings) as server, server.client() as client:
-        wait_until(lambda: client.get("/readyz").status_code == 503)
-        found = client.get("/readyz").json()
-        (problem,) = found["problems"]
-        assert problem.startswith("compaction of orders, users fails: Spark can't be started: nobody answers")
+        wanted = "compaction of orders, users fails: Spark can't be started: nobody answers"
+
+        def says(path: str) -> bool:
+            # On a busy machine the worker may be slow to answer, which is a problem of its own.
+            found = client.get(path).json()
+            return not found["ready"] and any(each.startswith(wanted) for each in found["problems"])
+
+        wait_until(lambda: says("/readyz"), lambda: client.get("/readyz").text)
+        assert client.get("/readyz").status_code == 503
+        assert says("/v1/status")
         status = client.get("/v1/status").json()
-        assert (status["ready"], status["problems"]) == (False, [problem])
         assert {(each["topic"], each["partition"]) for each in status["worker"]["failing"]} == {
             ("orders", None),
             ("users", None),
         }
-        assert "lastword_log_cleaner_uncleanable_partitions 2.0" in client.get("/metrics").text
-        assert 'lastword_log_cleaner_errors_total{topic="users"}' in client.get("/metrics").text
+        for metric in (
+            "lastword_log_cleaner_uncleanable_partitions 2.0",
+            'lastword_log_cleaner_errors_total{topic="users"}',
+        ):
+            wait_until(lambda metric=metric: metric in client.get("/metrics").text, metric)
         (failing,) = client.get("/v1/topics/users").json()["failing_compactions"]
         assert INLINE in failing["message"]
         rows: dict[str, Any] = {}

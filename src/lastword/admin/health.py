@@ -90,11 +90,14 @@ def _wal_problems(desk: Desk) -> list[str]:
 
 
 def _worker_problems(desk: Desk) -> list[str]:
+    # From a file of the data folder: it is so, whether or not the worker is there to be asked.
+    found = cleaning_problems(desk.log.path)
     try:
         desk.worker.ping()
     except UnavailableError as error:
-        return [f"the worker is not there: {error}"]
-    return cleaning_problems(desk.log.path)
+        # The error tells one that is gone from one that is slow.
+        return [f"the worker{str(error).removeprefix('The worker').removesuffix('.')}", *found]
+    return found
 
 
 def cleaning_problems(data_folder: Path) -> list[str]:
