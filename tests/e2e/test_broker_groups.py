@@ -129,19 +129,23 @@ class TestRebalance:
                 poll_until(lambda: partitions_of(other) == [0, 1], "the other has all", other)
             dying.close()
 
-    def test_kafka_python(self, broker: RunningBroker) -> None:
+    def test_kafka_python(self, broker: RunningBroker, request: pytest.FixtureRequest) -> None:
         create_topic(broker.address, "t", 2)
         produce(broker.address, "t", ["a", "b"], partition=0)
 
         def consumer() -> KafkaConsumer:
-            return python_member(broker.address, "g", "t", heartbeat_interval_ms=200, session_timeout_ms=6000)
+            made = python_member(broker.address, "g", "t", heartbeat_interval_ms=200, session_timeout_ms=6000)
+            # Also if this test fails: its threads would talk in all those after it.
+            request.addfinalizer(made.close)
+            return made
 
         first = consumer()
         values: list[bytes] = []
 
         def read(*consumers: KafkaConsumer) -> None:
             for each in consumers:
-                for records in each.poll(timeout_ms=50).values():
+                # It forgets a rebalance that one short poll did not complete.
+                for records in each.poll(timeout_ms=1000).values():
                     values.extend(record.value for record in records)
 
         def has_read_both() -> bool:
