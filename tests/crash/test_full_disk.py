@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.crash import LaterClock, broker_config, leftovers
+from tests.support.logs import takes_appends
 from tests.support.small_disk import SmallDisk, small_disk
 from tests.support.waiting import wait_until
 
@@ -201,7 +202,7 @@ def test_committing_to_a_catalog_on_a_full_disk(folder: Path, full: SmallDisk) -
         with pytest.raises(NotOwnerError, match="takes no appends yet"):
             topic.append("key", b"third", partition=0)
         full.free()
-        wait_until(lambda: _takes_appends(topic))
+        wait_until(lambda: takes_appends(topic))
         assert topic.seal().records == 2
         log.run_retention()
         assert values(topic) == [b"first", b"second"]
@@ -237,14 +238,6 @@ def test_recovering_on_a_full_disk(folder: Path, full: SmallDisk, torn: bool) ->
         assert values(topic) == [b"first", b"second", b"third"]
     with opened(folder) as log:
         assert values(log.topic("events")) == [b"first", b"second", b"third"]
-
-
-def _takes_appends(topic: lastword.Topic) -> bool:
-    try:
-        topic.check_owned()
-    except NotOwnerError:
-        return False
-    return True
 
 
 def assert_nothing_is_left(folder: Path) -> None:

@@ -14,6 +14,7 @@ from tests.support.clock import ManualClock
 import lastword
 from lastword import batch, steps
 from lastword.config import BrokerConfig, TopicSettings, WalSync
+from lastword.errors import NotOwnerError
 from lastword.log import Log
 from lastword.record import NewRecord, Record
 from lastword.topic import Topic
@@ -110,6 +111,15 @@ def segment_files(log: Log) -> set[Path]:
 
 def roll(topic: Topic, partition: int = 0) -> None:
     topic._writers[partition].roll()
+
+
+def takes_appends(topic: Topic) -> bool:
+    """Whether this folder may append to the topic, which another one may have taken over."""
+    try:
+        topic.check_owned()
+    except NotOwnerError:
+        return False
+    return True
 
 
 # ----------------------------------------------------------------------------------------------- a WAL alone

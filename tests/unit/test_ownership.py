@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from tests.support.broker import INLINE
 from tests.support.forks import killed_at
-from tests.support.logs import fill, values
+from tests.support.logs import fill, takes_appends, values
 from tests.support.s3 import S3Server
 from tests.support.segments import outside_catalog
 from tests.support.waiting import wait_until
@@ -244,20 +244,12 @@ def test_a_clone_that_comes_first_stops_the_original(tmp_path: Path, config: Con
         (clone / "locks" / "writer.lock").unlink()
         with lastword.open(clone, config=config) as other:
             fill(other.topic("t"), 2, 3)
-            wait_until(lambda: _refused(topic))
+            wait_until(lambda: not takes_appends(topic))
             with pytest.raises(NotOwnerError, match="stale copy"):
                 fill(topic, 100, 101)
             with pytest.raises(NotOwnerError):
                 fill(log.topic("t"), 100, 101)
             assert other.topic("t").seal().records == 3
-
-
-def _refused(topic: lastword.Topic) -> bool:
-    try:
-        topic.check_owned()
-    except NotOwnerError:
-        return True
-    return False
 
 
 def test_tables_of_the_first_version_are_claimed_by_the_first_who_writes(

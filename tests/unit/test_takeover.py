@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.forks import killed_at
-from tests.support.logs import fill, values
+from tests.support.logs import fill, takes_appends, values
 from tests.support.segments import outside_catalog
 from tests.support.waiting import wait_until
 
@@ -45,14 +45,6 @@ def rescued(folder: Path, config: Config, name: str = "t", from_offset: int | No
     return values([record for wal in wals for record in wal.read()])
 
 
-def is_refused(topic: lastword.Topic) -> bool:
-    try:
-        topic.check_owned()
-    except NotOwnerError:
-        return True
-    return False
-
-
 def test_the_old_owner_stops_and_what_it_had_not_sealed_is_rescued(
     tmp_path: Path, any_config: Config
 ) -> None:
@@ -80,7 +72,7 @@ def test_the_old_owner_stops_and_what_it_had_not_sealed_is_rescued(
                 old.delete_records({0: 1})
             with pytest.raises(NotOwnerError):
                 old.seal()
-            wait_until(lambda: is_refused(old))
+            wait_until(lambda: not takes_appends(old))
             with pytest.raises(NotOwnerError, match=f"'t' belongs to the data folder .*{tmp_path}/two"):
                 fill(old, 6, 7)
             one.run_retention()

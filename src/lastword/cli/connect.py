@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,26 +55,16 @@ def run(
     if metrics is not None:
         _answer_metrics(metrics)
     stop = StopRequest()
-    before = (
-        {number: signal.signal(number, stop.ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        if threading.current_thread() is threading.main_thread()
-        else {}
-    )
-    try:
-        with _target(session, create=True) as target, Connectors(target, config) as connectors:
-            session.output.show(
-                {"data_folder": str(target.path), "sources": list(config.sources)},
-                facts([("data folder", str(target.path)), ("sources", ", ".join(config.sources))]),
-                "",
-                "Ctrl-C or SIGTERM ends it.",
-            )
-            # Whoever started it may be waiting for this.
-            sys.stdout.flush()
-            stop.wait()
-            del connectors
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with stop.on_signals(), _target(session, create=True) as target, Connectors(target, config):
+        session.output.show(
+            {"data_folder": str(target.path), "sources": list(config.sources)},
+            facts([("data folder", str(target.path)), ("sources", ", ".join(config.sources))]),
+            "",
+            "Ctrl-C or SIGTERM ends it.",
+        )
+        # Whoever started it may be waiting for this.
+        sys.stdout.flush()
+        stop.wait()
 
 
 @command(app, "check", examples=["lastword connect check sources.yaml"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -338,25 +337,22 @@ def run_until_signal(run: Callable[[], T], worker: Worker, *, code: int) -> T:
     """
     from lastword.serve.ending import STOP_S, StopRequest, in_thread
 
-    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         return run()
-    before = {number: signal.signal(number, stop.ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    stop = StopRequest()
+    with stop.on_signals():
         running = in_thread(run, "lastword-worker")
         running.add_done_callback(stop.ask)
         stop.wait()
         worker.stop()
-        return running.result(STOP_S)
-    except TimeoutError:
-        if running.done():
-            raise
-        logger.warning(
-            "A job did not end within %d s and was broken off; nothing of it was committed.", STOP_S
-        )
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        try:
+            return running.result(STOP_S)
+        except TimeoutError:
+            if running.done():
+                raise
+            logger.warning(
+                "A job did not end within %d s and was broken off; nothing of it was committed.", STOP_S
+            )
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)

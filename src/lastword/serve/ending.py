@@ -7,10 +7,11 @@ process may go at any point; its files are collected later. Spark's JVM ends whe
 from __future__ import annotations
 
 import queue
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -32,6 +33,19 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Let Ctrl-C and SIGTERM ask while the block runs. Other threads than the main one get no signals."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def ask(self, *_: object) -> None:
         """Ask; also as a signal handler or a callback."""
