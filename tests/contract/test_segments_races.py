@@ -82,8 +82,9 @@ def _seal_in_a_process(folder: str, barrier: ProcessBarrier) -> list[bool]:
 
 def test_processes(place: Place, tmp_path: Path) -> None:
     table = place.open().create(new_topic())
-    spawn = multiprocessing.get_context("spawn")
-    with spawn.Manager() as manager, spawn.Pool(WRITERS) as pool:
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([__name__])
+    with forks.Manager() as manager, forks.Pool(WRITERS) as pool:
         barrier = manager.Barrier(WRITERS)
         tasks = [pool.apply_async(_seal_in_a_process, (str(tmp_path), barrier)) for _ in range(WRITERS)]
         wins = [task.get(timeout=120) for task in tasks]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from kafka import KafkaProducer
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 from tests.support.broker import RunningBroker, running_broker
+from tests.support.broker_child import BrokerProcess
 from tests.support.kafka_clients import LEAVES_SOCKETS, collected  # noqa: F401
 from tests.support.raw_client import RawClient
 
@@ -206,10 +204,10 @@ def test_auto_created_topics_have_the_settings_for_them(tmp_path: Path) -> None:
 def test_idempotent_producer_over_restarts_of_the_broker(tmp_path: Path) -> None:
     """The client sends again what it got no answer for; each record is in the log once, in order."""
     folder = tmp_path / "data"
-    process, port = start_server(folder, 0)
+    broker = BrokerProcess(folder)
     producer = Producer(
         {
-            "bootstrap.servers": f"127.0.0.1:{port}",
+            "bootstrap.servers": broker.address,
             "enable.idempotence": True,
             "linger.ms": 1,
             "batch.size": 2000,
@@ -235,26 +233,12 @@ def test_idempotent_producer_over_restarts_of_the_broker(tmp_path: Path) -> None
                     producer.produce("t", str(number).encode(), on_delivery=answered)
                     number += 1
                 producer.poll(0 if len(producer) < 1000 else 0.01)
-            stop_server(process, signal.SIGKILL)
-            process, _ = start_server(folder, port)
+            broker.kill()
+            broker.start()
         assert producer.flush(60) == 0
     finally:
-        stop_server(process, signal.SIGTERM)
+        broker.stop()
     assert failed == []
     assert sorted(delivered) == list(range(number))
     with lastword.open(folder, read_only=True) as log:
         assert [int(record.value or b"-1") for record in log.topic("t").read()] == list(range(number))
-
-
-def start_server(folder: Path, port: int) -> tuple[subprocess.Popen[str], int]:
-    command = [sys.executable, "-m", "tests.support.broker", str(folder), str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, int(process.stdout.readline())
-
-
-def stop_server(process: subprocess.Popen[str], how: signal.Signals) -> None:
-    process.send_signal(how)
-    process.wait(60)
-    assert process.stdout is not None
-    process.stdout.close()

@@ -96,6 +96,25 @@ def test_a_broker_that_is_killed_is_started_again_with_what_was_acknowledged(ser
     assert "lastword_append_records_total" in httpx.get(f"{server.url}/metrics").text
 
 
+def test_when_the_template_is_killed_both_processes_are_replaced(server: Server) -> None:
+    cli = Cli(server.data)
+    cli("topic", "create", "forked")
+    cli("produce", "forked", stdin=b"a:1\n")
+    before = {name: server.child(name).pid for name in ("broker", "worker")}
+    (template,) = psutil.Process(server.process.pid).children()
+    assert {each.pid for each in template.children()} == set(before.values())
+    template.kill()
+    wait_until(
+        lambda: all(server.child(name).pid not in (pid, None) for name, pid in before.items()),
+        lambda: server.log,
+    )
+    assert "is gone; it is killed" in server.log
+    cli("produce", "forked", stdin=b"b:2\n")
+    assert cli.values("forked") == ["1", "2"]
+    with server.client() as client:
+        wait_until(lambda: client.get("/readyz").status_code == 200, lambda: server.log)
+
+
 def test_readyz_says_what_is_missing_while_the_worker_is_away(server: Server) -> None:
     worker = psutil.Process(server.child("worker").pid)
     worker.suspend()
@@ -154,7 +173,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 def test_its_processes_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     server = Server(tmp_path / "data")
     children = processes(server)[1:]
-    assert len(children) == 2
+    assert len(children) == 3
     os.kill(server.process.pid, signal.SIGKILL)
     _gone, alive = psutil.wait_procs(children, timeout=60)
     assert not alive

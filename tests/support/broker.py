@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -88,24 +86,3 @@ def running_broker(
     settings = {"compaction.service.factory": INLINE, **(config or {})}
     with lastword.open(folder, config=settings, clock=clock) as log, RunningBroker(log) as broker:
         yield broker
-
-
-def main() -> None:
-    """A broker in a process of its own, for tests that kill it: python -m tests.support.broker FOLDER PORT"""
-    folder, port = Path(sys.argv[1]), int(sys.argv[2])
-
-    async def serve(log: Log) -> None:
-        broker = Broker(log, host="127.0.0.1", port=port)
-        await broker.start()
-        print(broker.address[1], flush=True)
-        stopped = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-        await stopped.wait()
-        await broker.stop()
-
-    with lastword.open(folder, config={"compaction.service.factory": INLINE}) as log:
-        asyncio.run(serve(log))
-
-
-if __name__ == "__main__":
-    main()

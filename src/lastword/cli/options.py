@@ -86,8 +86,6 @@ class Session:
     config: Path | None = None
     output: Output = field(default_factory=Output)
     verbose: int = 0
-    abandoned: bool = False
-    """A signal came while a thread was working: the process ends without waiting for it."""
 
     @property
     def data_folder(self) -> Path:
@@ -158,7 +156,6 @@ class Session:
         try:
             wait([result])
         except BaseException:
-            self.abandoned = True
             self.output.stop_progress()
             raise
         return result.result()

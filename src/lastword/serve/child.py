@@ -1,6 +1,6 @@
 """A process of the server, seen from within.
 
-It is started with its options and one end of a socket pair, the leash. It says one thing on it: that it is ready, or
+It is forked (template.py) with its options and one end of a socket pair, the leash. It says one thing on it: that it is ready, or
 why it could not start. When the other end is closed the supervisor is gone, killed or not, and so the process ends,
 in order if it can within a time.
 """
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from lastword.errors import LastwordError
@@ -44,9 +44,6 @@ class ServeOptions:
     restarted: bool = False
     """Whether the server has run before with these options."""
     verbose: int = 0
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 class Leash:
@@ -85,23 +82,22 @@ class Leash:
             logging.getLogger(__name__).debug("nobody heard %s", message)
 
 
-def run(name: str, serve: Callable[[ServeOptions, Leash], None], options_json: str, leash_fd: str) -> None:
-    """The whole life of a child: its errors go to the supervisor if it could not start, to the log afterwards."""
-    options = ServeOptions(**json.loads(options_json))
-    leash = Leash(int(leash_fd))
+def run(name: str, serve: Callable[[ServeOptions, Leash], None], options: ServeOptions, leash: Leash) -> int:
+    """The whole life of a child, and its exit code: its errors go to the supervisor if it could not start, to the log
+    afterwards.
+    """
     # The lock files name this.
     name_command(f"lastword serve ({name})")
     set_up_logging(name, options.verbose)
-    code = 0
     try:
         serve(options, leash)
     except LastwordError as error:
         leash.failed(error)
         logging.getLogger("lastword.serve").error("%s", error)
-        code = 1
-    logging.shutdown()
-    # Everything is closed; the interpreter's own end takes seconds over libraries that have nothing left to do.
-    os._exit(code)
+        return 1
+    finally:
+        logging.shutdown()
+    return 0
 
 
 class _Formatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""The supervisor: starts the broker's and the worker's process, and sees to it that both go on.
+"""The supervisor: starts the broker's and the worker's process (by way of template.py), and sees to it that both go on.
 
 By its steps: write `run/starting.json`, start the broker, wait until it listens, start the worker, write `run/server.json`
 in its place, say that the server is ready. A process that ends by itself is counted, said in the log, and started again after a pause that doubles while it
@@ -19,10 +19,9 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from lastword.errors import LockedError, UnavailableError
 from lastword.problems import from_problem
 from lastword.running import ChildProcess, RunningServer
 from lastword.serve.child import ServeOptions
+from lastword.serve.forked import Forked, Nursery, show_ending
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +50,8 @@ class _Child:
     """A process as the supervisor knows it."""
 
     name: str
-    module: str = "lastword.serve.process"
     state: ChildProcess = field(default_factory=ChildProcess)
-    process: asyncio.subprocess.Process | None = None
+    process: Forked | None = None
     leash: asyncio.StreamWriter | None = None
 
 
@@ -77,6 +76,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._signals = 0
         self._last_signal = signal.SIGTERM
+        self._nursery = Nursery()
         self._broker = _Child("broker")
         self._worker = _Child("worker")
         self._server: RunningServer | None = None
@@ -131,22 +131,17 @@ class Supervisor:
         """Start a process and wait for its first word; None if the server is being stopped. Its error is raised."""
         ours, theirs = socket.socketpair()
         with theirs:
-            child.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                child.module,
-                child.name,
-                self._options.to_json(),
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                # Else a file in the current folder, such as grp.py, takes the place of Python's own; also in Spark's.
-                env={**os.environ, "PYTHONSAFEPATH": "1"},
-                stdin=asyncio.subprocess.DEVNULL,
-                # Ctrl-C on the terminal is for the supervisor, which stops both in order.
-                start_new_session=True,
-            )
+            forking = self._nursery.fork(child.name, asdict(self._options), theirs)
+            try:
+                child.process = await self._unless_stopped(forking)
+            except BaseException:
+                ours.close()
+                raise
+        if child.process is None:
+            ours.close()
+            return None
         reader, child.leash = await asyncio.open_connection(sock=ours)
-        said = await self._unless_stopped(_first_word(child, reader))
+        said = await self._unless_stopped(_first_word(child.name, child.process.pid, reader))
         if said is None:
             return None
         message = json.loads(said) if said else {}
@@ -158,7 +153,7 @@ class Supervisor:
         if "failed" in message:
             raise from_problem(message["failed"])
         raise UnavailableError(
-            f"The {child.name}'s process ended before it was ready: {_ending(code)}. Its log, above, may say why."
+            f"The {child.name}'s process ended before it was ready: {show_ending(code)}. Its log, above, may say why."
         )
 
     async def _keep(self, child: _Child) -> None:
@@ -170,7 +165,7 @@ class Supervisor:
             code = await child.process.wait()
             if self._stop.is_set():
                 return
-            ran_s, ending = (self._clock.now_ms() - began_ms) / 1000, _ending(code)
+            ran_s, ending = (self._clock.now_ms() - began_ms) / 1000, show_ending(code)
             while True:
                 pause_s = next_pause_s(pause_s, ran_s)
                 child.state = ChildProcess(restarts=child.state.restarts + 1, last_end=ending)
@@ -221,6 +216,7 @@ class Supervisor:
                 await child.process.wait()
             if child.leash is not None:
                 child.leash.close()
+        await self._nursery.close()
 
     def _signalled(self, number: signal.Signals) -> None:
         self._signals += 1
@@ -270,7 +266,7 @@ class Supervisor:
         self._say_ready(Started(server=self._server, pids=pids))
 
 
-async def _first_word(child: _Child, reader: asyncio.StreamReader) -> bytes:
+async def _first_word(name: str, pid: int, reader: asyncio.StreamReader) -> bytes:
     """What a process says first; nothing if it ends before."""
     saying = asyncio.ensure_future(reader.readline())
     waited_s = 0.0
@@ -279,8 +275,8 @@ async def _first_word(child: _Child, reader: asyncio.StreamReader) -> bytes:
             waited_s += START_S
             logger.warning(
                 "the %s (process %d) has been starting for %.0f s; a large WAL takes long to recover",
-                child.name,
-                child.process.pid if child.process else 0,
+                name,
+                pid,
                 waited_s,
             )
         return await saying
@@ -298,17 +294,5 @@ def show_address(host: str, port: int) -> str:
 
 
 def _send(child: _Child, number: signal.Signals) -> None:
-    if child.process is not None and child.process.returncode is None:
-        try:
-            child.process.send_signal(number)
-        except ProcessLookupError:
-            logger.debug("the %s has ended already", child.name)
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
+    if child.process is not None:
+        child.process.send_signal(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,22 @@ from lastword.clock import SystemClock
 from lastword.errors import UnavailableError
 from lastword.serve import supervisor
 from lastword.serve.child import ServeOptions
+from lastword.serve.forked import Nursery
 from lastword.serve.supervisor import Supervisor, _Child, next_pause_s
 
 SLOW = """\
 import socket, sys, time
 from pathlib import Path
-while not Path({flag!r}).exists():
-    time.sleep(0.01)
-{then}
+from lastword.serve.template import Template
+
+def serve(options, leash):
+    while not Path({flag!r}).exists():
+        time.sleep(0.01)
+    {then}
+
+Template(socket.socket(fileno=int(sys.argv[1])), {{"broker": serve}}).run()
 """
-READY = 'socket.socket(fileno=int(sys.argv[3])).sendall(b\'{"ready": {"slow": 1}}\\n\')\ntime.sleep(60)'
+READY = "leash.ready(slow=1); time.sleep(60)"
 
 
 @pytest.fixture
@@ -46,7 +53,8 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServeOptions:
 async def start(options: ServeOptions, flag: Path, caplog: pytest.LogCaptureFixture) -> object:
     """Start the child, and let it go on after two lines of the log."""
     made = Supervisor(options, SystemClock(), ready=lambda _started: None)
-    child = _Child("broker", "slow_child")
+    made._nursery = Nursery("slow_template")
+    child = _Child("broker")
     starting = asyncio.ensure_future(made._start(child))
 
     def said() -> bool:
@@ -58,12 +66,11 @@ async def start(options: ServeOptions, flag: Path, caplog: pytest.LogCaptureFixt
         flag.touch()
         return await starting
     finally:
-        assert child.process is not None
-        if child.process.returncode is None:
-            child.process.kill()
-            await child.process.wait()
-        if child.leash is not None:
-            child.leash.close()
+        assert child.process is not None and child.leash is not None
+        child.process.send_signal(signal.SIGKILL)
+        await child.process.wait()
+        child.leash.close()
+        await made._nursery.close()
 
 
 @pytest.mark.parametrize("then", [READY, "sys.exit(7)"])
@@ -71,13 +78,42 @@ def test_a_slow_start_is_waited_for(
     tmp_path: Path, options: ServeOptions, caplog: pytest.LogCaptureFixture, then: str
 ) -> None:
     flag = tmp_path / "go-on"
-    (tmp_path / "slow_child.py").write_text(SLOW.format(flag=str(flag), then=then))
+    (tmp_path / "slow_template.py").write_text(SLOW.format(flag=str(flag), then=then))
     caplog.set_level(logging.WARNING)
     if then is READY:
         assert asyncio.run(start(options, flag, caplog)) == {"slow": 1}
     else:
         with pytest.raises(UnavailableError, match="exit code 7"):
             asyncio.run(start(options, flag, caplog))
+
+
+def test_what_keeps_the_template_from_loading_is_an_error(tmp_path: Path, options: ServeOptions) -> None:
+    (tmp_path / "broken_template.py").write_text("import no_such_module")
+
+    async def start() -> None:
+        made = Supervisor(options, SystemClock(), ready=lambda _started: None)
+        made._nursery = Nursery("broken_template")
+        try:
+            await made._start(_Child("broker"))
+        finally:
+            await made._nursery.close()
+
+    with pytest.raises(UnavailableError, match="what it is forked from ended: exit code 1"):
+        asyncio.run(start())
+
+
+def test_a_stop_while_the_template_loads_is_not_waited_for(tmp_path: Path, options: ServeOptions) -> None:
+    (tmp_path / "slow_template.py").write_text("import time\ntime.sleep(600)")
+
+    async def start() -> None:
+        made = Supervisor(options, SystemClock(), ready=lambda _started: None)
+        made._nursery = Nursery("slow_template")
+        starting = asyncio.ensure_future(made._run())
+        await asyncio.to_thread(wait_until, lambda: made._nursery._template is not None)
+        made._signalled(signal.SIGTERM)
+        assert await starting == 0
+
+    asyncio.run(start())
 
 
 def test_the_pause_doubles_until_a_process_has_served_for_longer_than_it_was_paused() -> None:

@@ -1,0 +1,137 @@
+"""The process that the broker's and the worker's are forked from: template.py CONTROL-FD.
+
+It loads the modules of both, once, and then forks a process whenever the supervisor asks for one. So a server starts
+in half the time, a process that was killed is back at once, and both share the memory that the modules take. It opens
+no file and starts no thread, so that nothing in use is taken along by a fork.
+
+On the control socket: `{"start": NAME, "options": {...}}` with the process's end of the leash, answered by
+`{"forked": PID}`; `{"ended": PID, "code": CODE}` when a process has ended. When the socket is closed the supervisor is
+gone, and so the template ends; the processes see the same at their leashes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Never
+
+from lastword.serve.child import Leash, ServeOptions, run
+
+Serve = Callable[[ServeOptions, Leash], None]
+
+MAX_REQUEST = 1 << 20
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    Template(control, _load()).run()
+
+
+def _load() -> dict[str, Serve]:
+    """Without garbage collection, which is a sixth faster; all of it stays, and is not looked at again by the forked."""
+    gc.disable()
+    from lastword.serve import broker, worker
+
+    gc.freeze()
+    gc.enable()
+    return {"broker": broker.serve, "worker": worker.serve}
+
+
+class Template:
+    """What it forks, and who of them still runs."""
+
+    def __init__(self, control: socket.socket, serves: dict[str, Serve]) -> None:
+        self._control = control
+        self._serves = serves
+        self._running: set[int] = set()
+
+    def run(self) -> None:
+        """Until the supervisor is gone."""
+        ended, wake = socket.socketpair()
+        with ended, wake, selectors.DefaultSelector() as selector:
+            for each in (ended, wake):
+                each.setblocking(False)
+            # The handler has nothing to do; what counts is that the signal writes to the pair.
+            signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+            signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+            selector.register(ended, selectors.EVENT_READ)
+            selector.register(self._control, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if ended in ready:
+                    ended.recv(4096)
+                    self._tell_ended()
+                if self._control in ready:
+                    request, leash = self._receive()
+                    if leash is None:
+                        return
+                    self._fork(request, leash, close=[ended, wake, self._control])
+
+    def _receive(self) -> tuple[dict[str, Any], int | None]:
+        """A request and the leash that came with it; no leash if nobody asks any more."""
+        received, leash = b"", None
+        while not received.endswith(b"\n"):
+            part, fds, _, _ = socket.recv_fds(self._control, MAX_REQUEST, 1)
+            if not part:
+                return {}, None
+            received += part
+            leash = fds[0] if fds else leash
+        return json.loads(received), leash
+
+    def _fork(self, request: dict[str, Any], leash: int, *, close: list[socket.socket]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._live(request, leash, close)
+        os.close(leash)
+        self._running.add(pid)
+        self._say({"forked": pid})
+
+    def _live(self, request: dict[str, Any], leash: int, close: list[socket.socket]) -> Never:
+        """The life of a forked process. It never comes back into the template's code."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for each in close:
+                each.close()
+            # Ctrl-C on the terminal is for the supervisor; and a session can give way as a whole (priority.py).
+            os.setsid()
+            name = request["start"]
+            with suppress(OSError):
+                # What `top` and `ps -e` show.
+                Path("/proc/self/comm").write_text(f"lastword-{name}")
+            code = run(name, self._serves[name], ServeOptions(**request["options"]), Leash(leash))
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+        finally:
+            # Everything is closed; the interpreter's own end takes seconds over libraries that have nothing left to do.
+            os._exit(code)
+
+    def _tell_ended(self) -> None:
+        for pid in tuple(self._running):
+            gone, status = os.waitpid(pid, os.WNOHANG)
+            if gone:
+                self._running.remove(pid)
+                self._say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            self._control.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            # The supervisor is gone; the next look at the socket finds out.
+            return
+
+
+if __name__ == "__main__":
+    main()
