@@ -110,6 +110,8 @@ class ChannelServer:
                 line = _read_line(connection)
                 if line:
                     self._answer(connection, json.loads(line))
+        except _AskerGoneError:
+            logger.debug("whoever asked on the writer's channel is gone")
         except (OSError, ValueError) as error:
             logger.warning("a request on the writer's channel failed: %s", error)
         finally:
@@ -124,7 +126,7 @@ class ChannelServer:
                     if isinstance(answer, AbstractContextManager):
                         first = held.enter_context(answer)
                 if isinstance(answer, AbstractContextManager):
-                    _send(connection, first)
+                    _tell(connection, first)
                     # However long the asker takes; its end, one way or the other, is what is waited for.
                     connection.settimeout(None)
                     said = b""
@@ -142,12 +144,25 @@ class ChannelServer:
             answer = {"problem": to_problem(UnavailableError(f"The writer is closing its log: {error}"))}
         except LastwordError as error:
             answer = {"problem": to_problem(error)}
+        except _AskerGoneError:
+            raise
         except Exception as error:
             # The thread must outlive it, or whoever asks next would wait for an answer in vain.
             logger.exception("a request on the writer's channel met an unexpected error: %s", request)
             unexpected = UnavailableError(f"The writer met an unexpected {type(error).__name__}: {error}")
             answer = {"problem": to_problem(unexpected)}
+        _tell(connection, answer)
+
+
+class _AskerGoneError(Exception):
+    """Whoever asked was killed, or waits no longer."""
+
+
+def _tell(connection: socket.socket, answer: dict[str, Any]) -> None:
+    try:
         _send(connection, answer)
+    except OSError as error:
+        raise _AskerGoneError from error
 
 
 @contextlib.contextmanager

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
+import psutil
 from tests.support.cli import Cli
 from tests.support.server import serving
+from tests.support.waiting import wait_until
+
+
+def processes(pid: int | None) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
 
 
 def test_compact_and_verify_on_the_server_s_spark(tmp_path: Path) -> None:
@@ -20,3 +28,31 @@ def test_compact_and_verify_on_the_server_s_spark(tmp_path: Path) -> None:
         assert proof["holds"] is True
         assert proof["gone"] == {"beaten by another record of its key": 193}
         assert "There is no snapshot 5" in cli("verify", "users", "--before", "5", code=2).err
+
+        # A Spark that no longer answers holds up neither sealing nor the end of the server.
+        (java,) = [each for each in processes(server.child("worker").pid) if each.name() == "java"]
+        java.suspend()
+        try:
+            cli("produce", "users", stdin=b"k0:200\n")
+            compact = f"{server.url}/v1/topics/users/compact"
+            events = {"accept": "text/event-stream"}
+            with ThreadPoolExecutor(2) as pool:
+                asked = pool.submit(httpx.post, compact, json={}, timeout=120)
+                watched = pool.submit(httpx.post, compact, json={}, timeout=120, headers=events)
+                wait_until(
+                    lambda: cli.json("topic", "describe", "users")["partitions"][0]["sealed_end"] == 201
+                )
+                cli("produce", "users", stdin=b"k0:201\n")
+                assert cli.json("topic", "seal", "users")["records"] == 1
+                assert not asked.done()
+                assert server.stop() == 0
+                assert asked.result(60).status_code == 503, asked.result().text
+                for answer in (asked.result(), watched.result(60)):
+                    assert "The server is being stopped" in answer.text
+        finally:
+            java.resume()
+        assert "a job did not end within 10 s and is broken off" in server.log
+        assert "is killed" not in server.log
+        # It ends with the process that it belonged to.
+        java.wait(60)
+    assert cli.values("users", "--state").count("201") == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,10 @@ from tests.support.clock import DAY_MS, ManualClock
 from tests.support.compacted import sealed_records
 from tests.support.logs import open_log
 from tests.support.spark import DeadlyEngine, spark_engine  # noqa: F401
+from tests.support.waiting import wait_until
 
+import lastword
+from lastword.compaction.engine import Job, Result
 from lastword.compaction.job import CompactionReport
 from lastword.compaction.spark import SparkEngine
 from lastword.log import Log
@@ -169,6 +172,82 @@ def test_one_that_is_killed_each_time_is_reported_and_nothing_is_damaged(
     # And the next run does it.
     use(log, spark_engine)
     assert [each.problem for each in log.compact(["t"]).partitions] == [None]
+
+
+class Meanwhile:
+    """The shared engine; something else happens between its work and the commit of it."""
+
+    name = "spark"
+
+    def __init__(self, engine: SparkEngine, happens: Callable[[], object]) -> None:
+        self._engine = engine
+        self._happens = happens
+
+    @property
+    def parallel(self) -> int:
+        return self._engine.parallel
+
+    def run(self, jobs: Sequence[Job]) -> list[Result]:
+        found = self._engine.run(jobs)
+        self._happens()
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_topic_created_again_meanwhile_gets_nothing_of_the_old_one(
+    log: Log,
+    small: Topic,
+    clock: ManualClock,
+    spark_engine: SparkEngine,  # noqa: F811
+) -> None:
+    old = small.id.hex
+
+    def create_again() -> None:
+        log.delete_topic("t")
+        log.create_topic("t", config={"cleanup.policy": "compact"}).append("new", "life")
+
+    with open_log(log.path, clock, {"wal.sync": "none"}, maintain_only=True) as worker:
+        use(worker, Meanwhile(spark_engine, create_again))
+        report = worker.compact(["t"])
+        assert (report.partitions, report.failed_topics) == ((), ())
+        worker.run_retention(steps=["collect"])
+    again = log.topic("t")
+    assert again.id.hex != old
+    assert again.seal().records == 1
+    assert [(each.key, each.value) for each in again.read()] == [(b"new", b"life")]
+    assert [path for path in log.path.rglob("*") if old in str(path)] == []
+
+
+def test_sealing_and_retention_go_on_meanwhile(tmp_path: Path, spark_engine: SparkEngine) -> None:  # noqa: F811
+    often = {
+        "worker.initial.delay.ms": 1,
+        "worker.interval.ms": 100,
+        "seal.interval.ms": 100,
+        "retention.interval.ms": 100,
+        "tiering.lag.ms": 1,
+    }
+    with lastword.open(tmp_path / "data", config=often) as log:
+        big = log.create_topic("big", config={"cleanup.policy": "compact"})
+        small = log.create_topic("small", config={"retention.ms": 1, "local.retention.ms": 0})
+        big.append_arrow(changelog(2000, keys=10, seed=1))
+        big.seal()
+        seen: list[tuple[int, int]] = []
+
+        def others_work() -> None:
+            if seen:
+                return
+            big.append("other", "x")
+            small.append("k", "v", timestamp_ms=log.clock.now_ms() - 60_000)
+            wait_until(lambda: big.table.snapshot().positions[0].sealed_end == 2001)
+            wait_until(lambda: small.table.snapshot().positions[0].log_start == 1)
+            seen.append((big.table.snapshot().positions[0].first_dirty, 2001))
+
+        use(log, Meanwhile(spark_engine, others_work))
+        with log.worker():
+            wait_until(lambda: big.table.snapshot().positions[0].first_dirty >= 2000)
+        assert seen == [(0, 2001)]
 
 
 CHILD = """

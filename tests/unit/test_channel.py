@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import subprocess
 import sys
@@ -147,6 +148,39 @@ def test_an_asker_that_is_killed_ends_what_it_holds(noted: tuple[Noted, str]) ->
     assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 9
     assert handler.left.wait(60)
     assert handler.events == ["begun commit", "over commit"]
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_an_asker_that_is_killed_before_it_is_answered_is_no_error(
+    caplog: pytest.LogCaptureFixture, holds: bool
+) -> None:
+    begun, gone, over = threading.Event(), threading.Event(), threading.Event()
+
+    @contextmanager
+    def held() -> Iterator[dict[str, Any]]:
+        begun.set()
+        assert gone.wait(60)
+        try:
+            yield {}
+        finally:
+            over.set()
+
+    def handler(_request: dict[str, Any]) -> Any:
+        if holds:
+            return held()
+        with held() as answer:
+            return answer
+
+    server = ChannelServer(handler)
+    server.start()
+    with socket.socket(socket.AF_UNIX) as asker:
+        asker.connect(server.path)
+        asker.sendall(b'{"do": "commit"}\n')
+        assert begun.wait(60)
+    gone.set()
+    server.close()
+    assert over.is_set()
+    assert [each.levelname for each in caplog.records if each.levelno > logging.INFO] == []
 
 
 def test_a_channel_that_closes_does_not_wait_for_those_who_hold(noted: tuple[Noted, str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, UnavailableError
 from lastword.problems import to_problem
 
 Job = Callable[[Callable[..., None], Callable[[], bool]], Any]
@@ -36,8 +36,11 @@ class Jobs:
 
     def __init__(self, threads: int = 8) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="lastword-admin-job")
+        self._closed = False
 
     def close(self) -> None:
+        """Whoever still waits is told so, within LOOK_S."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, request: Request, job: Job) -> Response:
@@ -51,12 +54,23 @@ class Jobs:
         running.add_done_callback(_seen)
         try:
             while not (await asyncio.wait([running], timeout=LOOK_S))[0]:
+                self._check_open()
                 if await request.is_disconnected():
                     gone.set()
-        except asyncio.CancelledError:
+        except BaseException:
             gone.set()
             raise
-        return JSONResponse(running.result())
+        return JSONResponse(self._result(running))
+
+    def _result(self, done: asyncio.Future[Any]) -> Any:
+        if done.cancelled():
+            # Before its turn came.
+            self._check_open()
+        return done.result()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("The server is being stopped; this job ends before its next commit.")
 
     async def _events(self, job: Job) -> AsyncIterator[str]:
         loop = asyncio.get_running_loop()
@@ -71,20 +85,26 @@ class Jobs:
         running = loop.run_in_executor(self._pool, job, report, gone.is_set)
         running.add_done_callback(_seen)
         running.add_done_callback(lambda _: news.set())
+        silent_s = 0.0
         try:
-            while not running.done():
-                try:
-                    await asyncio.wait_for(news.wait(), ALIVE_S)
-                except TimeoutError:
-                    yield ": alive\n\n"
-                    continue
-                news.clear()
-                if latest:
-                    yield _event("progress", list(latest.pop()))
-                if not running.done():
-                    await asyncio.wait([running], timeout=PROGRESS_S)
             try:
-                yield _event("result", running.result())
+                while not running.done():
+                    self._check_open()
+                    try:
+                        await asyncio.wait_for(news.wait(), LOOK_S)
+                    except TimeoutError:
+                        silent_s += LOOK_S
+                        if silent_s >= ALIVE_S:
+                            silent_s = 0.0
+                            yield ": alive\n\n"
+                        continue
+                    news.clear()
+                    silent_s = 0.0
+                    if latest:
+                        yield _event("progress", list(latest.pop()))
+                    if not running.done():
+                        await asyncio.wait([running], timeout=PROGRESS_S)
+                yield _event("result", self._result(running))
             except LastwordError as error:
                 yield _event("problem", to_problem(error))
             except Exception as error:  # noqa: BLE001
