@@ -18,6 +18,7 @@ from pyiceberg.table import Table
 from lastword import steps
 from lastword.segments.fileio import FileTree, StoredFile, SyncedFileIO, bare_path
 from lastword.segments.foreign import decoding
+from lastword.segments.manifests import files_of, manifests_of
 from lastword.segments.parquet import job_of
 from lastword.segments.table import Collected
 from lastword.segments.unnamed import NOTE, load_note, note_seen, save_note
@@ -94,10 +95,9 @@ def named_files(table: Table) -> set[str]:
     for snapshot in metadata.snapshots:
         named.add(snapshot.manifest_list)
         with decoding(snapshot.manifest_list):
-            manifests.update({manifest.manifest_path: manifest for manifest in snapshot.manifests(table.io)})
+            manifests.update({each.manifest_path: each for each in manifests_of(snapshot, table.io)})
     named.update(manifests)
     for manifest in manifests.values():
         with decoding(manifest.manifest_path):
-            entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-        named.update(entry.data_file.file_path for entry in entries)
+            named.update(each.file_path for each in files_of(manifest, table.io))
     return {bare_path(path) for path in named}

@@ -15,6 +15,7 @@ from pyiceberg.table.snapshots import Snapshot as IcebergSnapshot
 
 from lastword.errors import StorageError
 from lastword.segments.foreign import decoding
+from lastword.segments.manifests import files_of, manifests_of
 from lastword.segments.mapping import segment_from
 from lastword.segments.table import Segment
 
@@ -88,7 +89,7 @@ class IndexCache:
     def load(self, snapshot: IcebergSnapshot, file_io: FileIO) -> SegmentIndex:
         segments: list[Segment] = []
         with decoding(snapshot.manifest_list):
-            manifests = snapshot.manifests(file_io)
+            manifests = manifests_of(snapshot, file_io)
         for manifest in manifests:
             if manifest.content != ManifestContent.DATA:
                 raise StorageError(
@@ -99,8 +100,8 @@ class IndexCache:
                 known = self._manifests.get(manifest.manifest_path)
             if known is None:
                 with decoding(manifest.manifest_path):
-                    entries = manifest.fetch_manifest_entry(file_io, discard_deleted=True)
-                known = tuple(segment_from(entry.data_file) for entry in entries)
+                    files = list(files_of(manifest, file_io))
+                known = tuple(segment_from(each) for each in files)
                 with self._lock:
                     self._manifests[manifest.manifest_path] = known
                     _shrink(self._manifests, _MANIFESTS)

