@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,12 @@ hypothesis.settings.load_profile("lastword")
 
 # A job in the background of a shell ignores it, and so would every command that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+MEMORY = Path("/dev/shm")
+"""Tests write here if there is room. None has to find its files again after a power cut, and syncs to a disk would be a
+tenth of the suite's work. Tests that are about disks mount or simulate their own; long runs may write too much.
+"""
+MEMORY_BYTES = 4 << 30
 
 # Garbage is collected less often: in processes that have loaded everything, it would be a tenth of their time.
 gc.set_threshold(100_000, 20, 50)
@@ -54,6 +61,12 @@ def _group(nodeid: str) -> str:
     """Tests of a group run in one process, one after the other."""
     file = nodeid.split("::", 1)[0]
     return "spark" if file in SHARES_SPARK else file
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_long = config.option.markexpr in ("soak", "peers")
+    if not is_long and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

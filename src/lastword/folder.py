@@ -10,6 +10,7 @@ from lastword import disk
 from lastword.clock import Clock
 from lastword.config import BrokerConfig
 from lastword.errors import InvalidError
+from lastword.running import strangers
 from lastword.segments.iceberg import IcebergCatalog, sqlite_file, sqlite_properties
 from lastword.segments.table import Announce, Guard, to_nobody
 
@@ -57,11 +58,9 @@ def check_folder(folder: Path, *, create: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise InvalidError(f"{folder} is not a folder.")
     # A process that was killed while it wrote the marker leaves its temporary file.
-    ours = {CONFIG_FILE, f"{FORMAT_FILE}.tmp"}
-    foreign = [each for each in folder.iterdir() if each.name not in ours] if folder.exists() else []
-    if foreign:
+    if foreign := strangers(folder):
         raise InvalidError(
-            f"{folder} is not empty and has no Lastword data in it ({foreign[0].name} is there). "
+            f"{folder} is not empty and has no Lastword data in it ({foreign[0]} is there). "
             f"Name an empty or a new folder."
         )
     disk.make_folder(folder)

@@ -20,6 +20,7 @@ from lastword.identity import is_same_place
 RUN_FOLDER = "run"
 SERVER_FILE = "server.json"
 STARTING_FILE = "starting.json"
+_NEW = frozenset({"lastword.yaml", "FORMAT.tmp", RUN_FOLDER})
 _LOCAL = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Where to ask somebody on this machine who listens everywhere."""
 
@@ -84,6 +85,14 @@ class StartingServer:
         return _is_running(self.host, self.pid, self.start_ticks)
 
 
+def strangers(data_folder: Path) -> list[str]:
+    """What is in a folder that keeps a log from being begun there; nothing in one that is new."""
+    try:
+        return sorted(each.name for each in data_folder.iterdir() if each.name not in _NEW)
+    except FileNotFoundError:
+        return []
+
+
 def this_process(*, since_ms: int, kafka: str, admin: str, token_file: str | None) -> RunningServer:
     return RunningServer(
         pid=os.getpid(),
@@ -109,7 +118,7 @@ def this_process_starting(*, since_ms: int, waits_for: str) -> StartingServer:
 def save(data_folder: Path, server: RunningServer | StartingServer) -> None:
     """Write a server's file; once it runs, the one that said that it was starting goes."""
     folder = data_folder / RUN_FOLDER
-    folder.mkdir(exist_ok=True)
+    disk.make_folder(folder)
     noted = replace(server, folder=str(data_folder.resolve()))
     is_starting = isinstance(server, StartingServer)
     name = STARTING_FILE if is_starting else SERVER_FILE

@@ -270,9 +270,13 @@ def test_files_where_it_is_started_are_not_taken_for_modules(
         assert "somebody else" not in server.log
 
 
-def test_while_it_starts_status_says_so_and_for_what_it_waits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_new", [False, True])
+def test_while_it_starts_status_says_so_and_for_what_it_waits(tmp_path: Path, is_new: bool) -> None:
     cli = Cli(tmp_path / "data")
-    cli("topic", "create", "users")
+    if is_new:
+        cli.data.mkdir()
+    else:
+        cli("topic", "create", "users")
     # The broker waits for whoever writes it.
     token = tmp_path / "token"
     os.mkfifo(token, 0o600)
@@ -299,6 +303,14 @@ def test_while_it_starts_status_says_so_and_for_what_it_waits(tmp_path: Path) ->
         server.terminate()
         server.communicate(timeout=60)
     assert cli.json("status", code=1)["starting"] is None
+
+
+def test_a_folder_in_which_no_log_can_be_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    refused = Cli(tmp_path).real("serve", "--kafka", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    assert refused.code == 2
+    assert "letter.txt is there" in refused.err
+    assert [each.name for each in tmp_path.iterdir()] == ["letter.txt"]
 
 
 def test_one_that_could_not_start_leaves_no_word_of_it(tmp_path: Path) -> None:

@@ -285,30 +285,33 @@ class Direct:
         from dataclasses import asdict
 
         from lastword import running
+        from lastword.clock import SystemClock
+        from lastword.connect.states import load_statuses
         from lastword.locks import Role, holder
         from lastword.operations.working import worker_status
 
         folder = self.session.data_folder
-        # An error if there is no log.
-        with self.session.read():
-            starting = running.load_starting(folder)
-            problem = "no server is running on this data folder"
-            if starting is not None:
-                problem = (
-                    f"the server is being started (process {starting.pid}): it waits for {starting.waits_for}"
-                )
-            return {
-                "server": None,
-                "starting": None if starting is None else asdict(starting),
-                "writer": holder(folder, Role.WRITER),
-                "worker": worker_status(folder),
-                "ready": False,
-                "problems": [problem],
-                "sources": {
-                    "states": {each["source"]: each["state"] for each in self.connectors()},
-                    "problem": None,
-                },
-            }
+        problem = "no server is running on this data folder"
+        if (starting := running.load_starting(folder)) is not None:
+            problem = (
+                f"the server is being started (process {starting.pid}): it waits for {starting.waits_for}"
+            )
+        else:
+            # An error if there is no log. A server that is being started may not have begun it yet.
+            with self.session.read():
+                pass
+        return {
+            "server": None,
+            "starting": None if starting is None else asdict(starting),
+            "writer": holder(folder, Role.WRITER),
+            "worker": worker_status(folder),
+            "ready": False,
+            "problems": [problem],
+            "sources": {
+                "states": {each["source"]: each["state"] for each in load_statuses(folder, SystemClock())},
+                "problem": None,
+            },
+        }
 
 
 @dataclass(frozen=True, slots=True)

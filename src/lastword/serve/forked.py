@@ -81,7 +81,7 @@ class Nursery:
             return
         self._forked.clear()
         with suppress(ProcessLookupError):
-            self._template.terminate()
+            self._template.kill()
         await self._template.wait()
         await self._listener
 
@@ -126,6 +126,12 @@ class Nursery:
         if "ended" in message:
             if (process := self._forked.pop(message["ended"], None)) is not None:
                 process.ended(message["code"])
+            return
+        if "refused" in message:
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(
+                    UnavailableError(f"No process can be started: {message['refused']}.")
+                )
             return
         process = Forked(message["forked"])
         if self._answer is None or self._answer.done():

@@ -242,10 +242,10 @@ class Supervisor:
         )
 
     def _note_start(self, since_ms: int, waits_for: str) -> None:
-        """Say in the data folder what is waited for. In one that is not a log yet nobody could ask, and nothing takes long."""
-        if not (self._data / "FORMAT").exists():
-            return
+        """Say in the data folder what is waited for; but leave one alone in which no log can be."""
         try:
+            if not (self._data / "FORMAT").exists() and running.strangers(self._data):
+                return
             running.save(self._data, running.this_process_starting(since_ms=since_ms, waits_for=waits_for))
         except OSError as error:
             logger.warning("could not write %s: %s", self._data / running.RUN_FOLDER, error)

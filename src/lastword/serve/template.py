@@ -2,11 +2,12 @@
 
 It loads the modules of both, once, and then forks a process whenever the supervisor asks for one. So a server starts
 in half the time, a process that was killed is back at once, and both share the memory that the modules take. It opens
-no file and starts no thread, so that nothing in use is taken along by a fork.
+no file and starts no thread, so that nothing in use is taken along by a fork. (OpenBLAS and jemalloc start threads when
+they are loaded, and see to it themselves that a fork does them no harm.)
 
 On the control socket: `{"start": NAME, "options": {...}}` with the process's end of the leash, answered by
-`{"forked": PID}`; `{"ended": PID, "code": CODE}` when a process has ended. When the socket is closed the supervisor is
-gone, and so the template ends; the processes see the same at their leashes.
+`{"forked": PID}` or `{"refused": WHY}`; `{"ended": PID, "code": CODE}` when a process has ended. When the socket is
+closed the supervisor is gone, and so the template ends; the processes see the same at their leashes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import signal
 import socket
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,9 +31,13 @@ from lastword.serve.child import Leash, ServeOptions, run
 Serve = Callable[[ServeOptions, Leash], None]
 
 MAX_REQUEST = 1 << 20
+STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
+    # A service manager may send them to all processes at once. The supervisor knows in which order they end.
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     Template(control, _load()).run()
 
@@ -88,10 +94,21 @@ class Template:
         return json.loads(received), leash
 
     def _fork(self, request: dict[str, Any], leash: int, *, close: list[socket.socket]) -> None:
-        pid = os.fork()
-        if pid == 0:
-            self._live(request, leash, close)
-        os.close(leash)
+        # A stop that reaches the new process before it takes signals waits until then.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        try:
+            with warnings.catch_warnings():
+                # Of the threads named above.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                self._live(request, leash, close)
+        except OSError as error:
+            self._say({"refused": error.strerror or str(error)})
+            return
+        finally:
+            os.close(leash)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         self._running.add(pid)
         self._say({"forked": pid})
 
@@ -100,7 +117,10 @@ class Template:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, *STOPS):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+            os.set_inheritable(leash, False)
             for each in close:
                 each.close()
             # Ctrl-C on the terminal is for the supervisor; and a session can give way as a whole (priority.py).

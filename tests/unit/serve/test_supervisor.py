@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from pathlib import Path
 
@@ -114,6 +115,39 @@ def test_a_stop_while_the_template_loads_is_not_waited_for(tmp_path: Path, optio
         assert await starting == 0
 
     asyncio.run(start())
+
+
+def test_a_stop_for_all_processes_leaves_the_order_to_the_supervisor(
+    tmp_path: Path, options: ServeOptions
+) -> None:
+    """As a service manager sends it that knows nothing of an order."""
+    (tmp_path / "quick_template.py").write_text(
+        "import signal, time\n"
+        "from lastword.serve import template\n"
+        "def serve(options, leash):\n"
+        "    leash.ready()\n"
+        "    time.sleep(600)\n"
+        "template._load = lambda: {'broker': serve}\n"
+        "template.main()\n"
+    )
+
+    async def start() -> int:
+        made = Supervisor(options, SystemClock(), ready=lambda _started: None)
+        made._nursery = Nursery("quick_template")
+        child = _Child("broker")
+        assert await made._start(child) == {}
+        assert child.process is not None and child.leash is not None
+        assert made._nursery._template is not None
+        for pid in (made._nursery._template.pid, child.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        code = await child.process.wait()
+        assert made._nursery._template.returncode is None
+        child.leash.close()
+        await made._nursery.close()
+        return code
+
+    # By its own signal, not because the template was gone.
+    assert asyncio.run(start()) == -signal.SIGTERM
 
 
 def test_the_pause_doubles_until_a_process_has_served_for_longer_than_it_was_paused() -> None:
