@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import hypothesis
 import pytest
 from tests.support.clock import ManualClock
 from tests.support.logs import WalFolder, open_log
+from tests.support.memory import memory_folder
 from tests.support.postgres import Cluster, running_cluster
 from tests.support.s3 import S3Server, s3_server
 
@@ -28,12 +28,6 @@ hypothesis.settings.load_profile("lastword")
 # A job in the background of a shell ignores it, and so would every command that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-MEMORY = Path("/dev/shm")
-"""Tests write here if there is room. None has to find its files again after a power cut, and syncs to a disk would be a
-tenth of the suite's work. Tests that are about disks mount or simulate their own; long runs may write too much.
-"""
-MEMORY_BYTES = 4 << 30
-
 # Garbage is collected less often: in processes that have loaded everything, it would be a tenth of their time.
 gc.set_threshold(100_000, 20, 50)
 
@@ -44,6 +38,9 @@ SPARK_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xlog:disable"]
 if SPARK_ARCHIVE.exists():
     SPARK_OPTIONS.append(f"-XX:SharedArchiveFile={SPARK_ARCHIVE}")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(SPARK_OPTIONS))
+
+TESTS = Path(__file__).parent
+IN_MEMORY = ("unit", "contract", "property")
 
 LONGEST_FIRST = ("spark", "e2e", "crash", "property", "contract", "unit")
 """Groups and folders by how long they take: with the longest at the end, all processes but one would wait."""
@@ -61,12 +58,6 @@ def _group(nodeid: str) -> str:
     """Tests of a group run in one process, one after the other."""
     file = nodeid.split("::", 1)[0]
     return "spark" if file in SHARES_SPARK else file
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    is_long = config.option.markexpr in ("soak", "peers")
-    if not is_long and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -96,6 +87,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return _group(nodeid)
 
     return Groups(config, log)
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """In memory where that makes no difference: tests of the whole, and of what survives a crash, are on the disk."""
+    if request.path.relative_to(TESTS).parts[0] not in IN_MEMORY:
+        yield tmp_path
+        return
+    with memory_folder() as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -582,10 +582,12 @@ class Log:
                 progress=progress,
                 stop=stop,
             )
+            ids = self.visit(lambda name: self.topic(name).id.hex, names).found
             report = self.compaction.run(names, request)
             failed = [(name, str(error)) for name, error in unsealed.items()]
             failing = {topic for topic, _ in report.failed_topics} | {each.topic for each in report.problems}
-            gone = {name for name in failing if self._is_gone(name)}
+            # Deleted meanwhile, perhaps created again: nothing is left of it that could fail.
+            gone = {name for name in failing & set(ids) if not self._has(name, ids[name])}
             return replace(
                 report,
                 partitions=tuple(each for each in report.partitions if each.topic not in gone),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,10 @@ def this_process_starting(*, since_ms: int, waits_for: str) -> StartingServer:
 def save(data_folder: Path, server: RunningServer | StartingServer) -> None:
     """Write a server's file; once it runs, the one that said that it was starting goes."""
     folder = data_folder / RUN_FOLDER
-    disk.make_folder(folder)
+    if isinstance(server, StartingServer):
+        disk.make_folder(folder)
+    else:
+        folder.mkdir(exist_ok=True)
     noted = replace(server, folder=str(data_folder.resolve()))
     is_starting = isinstance(server, StartingServer)
     name = STARTING_FILE if is_starting else SERVER_FILE
@@ -132,6 +136,10 @@ def remove(data_folder: Path, pid: int) -> None:
     for found, name in ((load(data_folder), SERVER_FILE), (load_starting(data_folder), STARTING_FILE)):
         if found is None or found.pid == pid:
             (data_folder / RUN_FOLDER / name).unlink(missing_ok=True)
+    if not (data_folder / "FORMAT").exists():
+        # No log was begun.
+        with suppress(OSError):
+            (data_folder / RUN_FOLDER).rmdir()
 
 
 def load(data_folder: Path) -> RunningServer | None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.crash import Children, memory_folder
+from tests.support.crash import Children
+from tests.support.memory import memory_folder
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,14 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from kafka.protocol.consumer import FetchResponse
 from tests.support.broker import RunningBroker, running_broker
+from tests.support.memory import memory_folder
 from tests.support.waiting import wait_until
 
 from lastword import batch
@@ -25,11 +26,13 @@ from lastword.record import NewRecord
 MIB = 1 << 20
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[RunningBroker]:
-    with running_broker(
-        tmp_path / "data", {"queued.max.request.bytes": 8 * MIB, "wal.sync": "none"}
-    ) as running:
+@pytest.fixture(params=["disk", "memory"])
+def broker(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningBroker]:
+    """On both kinds of file systems: those that can say what is in the page cache, and those that can't, as tmpfs."""
+    with (
+        memory_folder() if request.param == "memory" else nullcontext(tmp_path) as folder,
+        running_broker(folder / "data", {"queued.max.request.bytes": 8 * MIB, "wal.sync": "none"}) as running,
+    ):
         running.log.create_topic("t", config={"max.message.bytes": 4 * MIB})
         yield running
 

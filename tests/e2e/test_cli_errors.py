@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.cli import Cli
+from tests.support.cli import COMMAND, Cli
 
 import lastword
 from lastword import errors
@@ -175,3 +175,21 @@ def test_a_topic_made_by_a_later_version_is_refused(cli: Cli) -> None:
 def test_debug_logging_goes_to_stderr(cli: Cli) -> None:
     result = cli("topic", "list", "-vv", "--json")
     assert [each["name"] for each in result.json] == ["t"]
+
+
+def test_output_that_can_not_be_written_is_an_error_also_of_a_command_that_finds_something(cli: Cli) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = cli.spawn("status", "--json", stdout=full)
+        _, told = done.communicate(timeout=60)
+    assert done.returncode == 3
+    assert b"No space left on device" in told
+
+
+def test_a_command_without_stderr_ends_as_it_should(cli: Cli) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{COMMAND} topic list --json 2>&-"],
+        env=cli.environment(),
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout[:1]) == (0, b"[")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -311,6 +312,23 @@ def test_a_folder_in_which_no_log_can_be_is_left_alone(tmp_path: Path) -> None:
     assert refused.code == 2
     assert "letter.txt is there" in refused.err
     assert [each.name for each in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_one_that_could_not_start_leaves_no_new_folder(server: Server, tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "new")
+    assert cli.real("serve", "--kafka", "127.0.0.1:0", "--admin", server.started["admin"]).code == 3
+    assert not cli.data.exists()
+
+
+def test_a_folder_that_has_lost_its_disk_is_not_begun_anew(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as server:
+        Cli(server.data)("topic", "create", "users")
+        (tmp_path / "data").rename(tmp_path / "disk")
+        (tmp_path / "data").mkdir()
+        pid = json.loads((tmp_path / "disk" / "run" / "server.json").read_text())["children"]["broker"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "could not start: There is no Lastword data in" in server.log, lambda: server.log)
+        assert not (tmp_path / "data" / "FORMAT").exists()
 
 
 def test_one_that_could_not_start_leaves_no_word_of_it(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.support.clock import HOUR_MS, ManualClock
 from tests.support.logs import abandon, open_log, wal_path
+from tests.support.memory import make_memory_folder
 
 from lastword import batch
 from lastword.log import Log
@@ -30,7 +30,6 @@ from lastword.topic import Topic
 EXAMPLES = os.environ.get("LASTWORD_PROPERTY_EXAMPLES")
 PARTITIONS = 2
 RETENTION_MS = 5 * HOUR_MS
-MEMORY = Path("/dev/shm")
 
 STRATEGIES = {
     "offset": {},
@@ -129,9 +128,7 @@ class LogMachine(RuleBasedStateMachine):
         sync=st.sampled_from(["group", "none", "interval:600000"]),
     )
     def start(self, strategy: str, local_retention_ms: int, segment_bytes: int, sync: str) -> None:
-        self.folder = Path(
-            tempfile.mkdtemp(prefix="lastword-model-", dir=MEMORY if MEMORY.exists() else None)
-        )
+        self.folder = make_memory_folder()
         self.clock = ManualClock()
         self.strategy = strategy
         self.model = [PartitionModel() for _ in range(PARTITIONS)]

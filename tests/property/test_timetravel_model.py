@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -20,13 +18,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.clock import HOUR_MS, ManualClock
 from tests.support.compacted import INLINE_CONFIG
 from tests.support.logs import open_log
+from tests.support.memory import make_memory_folder
 
 from lastword.errors import InvalidError
 from lastword.record import NewRecord
 from lastword.timetravel import AsOf
 
 EXAMPLES = os.environ.get("LASTWORD_PROPERTY_EXAMPLES")
-MEMORY = Path("/dev/shm")
 MINUTE_MS = 60_000
 
 CONFIG = {
@@ -49,7 +47,7 @@ class TimeTravel(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.exists() else None))
+        self.folder = make_memory_folder()
         self.clock = ManualClock()
         self.began_ms = self.clock.now_ms()
         self.log = open_log(self.folder / "data", self.clock, CONFIG)

@@ -38,10 +38,13 @@ class BrokerProcess:
 
     def start(self) -> None:
         heard, said = FORKS.Pipe(duplex=False)
-        self._process = FORKS.Process(target=_serve, args=(str(self._folder), self.port, self._config, said))
+        self._process = FORKS.Process(
+            target=_serve, args=(str(self._folder), self.port, self._config, said), daemon=True
+        )
         self._process.start()
         said.close()
         with heard:
+            assert heard.poll(60), "the broker does not start"
             self.port = heard.recv()
 
     def kill(self) -> None:
@@ -56,6 +59,9 @@ class BrokerProcess:
             assert self._process.pid is not None
             os.kill(self._process.pid, number)
         self._process.join(60)
+        if self._process.is_alive():
+            self._process.kill()
+            raise AssertionError("the broker does not end")
         assert self._process.exitcode in (0, -signal.SIGKILL)
 
     def __enter__(self) -> Self:

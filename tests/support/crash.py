@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,17 +41,6 @@ def named_steps() -> list[str]:
     for path in (REPOSITORY / "src").rglob("*.py"):
         found.update(re.findall(r"\breached\(\s*[\"']([^\"']+)[\"']", path.read_text()))
     return sorted(found)
-
-
-@contextmanager
-def memory_folder() -> Iterator[Path]:
-    """A folder in memory: a killed process loses nothing that it wrote, so kills need no disk, only time."""
-    parent = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-    folder = Path(tempfile.mkdtemp(prefix="lastword-crash-", dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Running:

@@ -45,13 +45,13 @@ class Jobs:
 
     async def answer(self, request: Request, job: Job) -> Response:
         """Run a job, and answer as the request asks for it."""
+        self._check_open()
         if EVENTS in request.headers.get("accept", ""):
             return StreamingResponse(
                 self._events(job), media_type=EVENTS, headers={"Cache-Control": "no-store"}
             )
         gone = threading.Event()
-        running = asyncio.get_running_loop().run_in_executor(self._pool, job, _ignore, gone.is_set)
-        running.add_done_callback(_seen)
+        running = self._begin(job, _ignore, gone.is_set)
         try:
             while not (await asyncio.wait([running], timeout=LOOK_S))[0]:
                 self._check_open()
@@ -61,6 +61,16 @@ class Jobs:
             gone.set()
             raise
         return JSONResponse(self._result(running))
+
+    def _begin(self, job: Job, report: Callable[..., None], gone: Callable[[], bool]) -> asyncio.Future[Any]:
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._pool, job, report, gone)
+        except RuntimeError:
+            # The pool has been closed.
+            self._check_open()
+            raise
+        running.add_done_callback(_seen)
+        return running
 
     def _result(self, done: asyncio.Future[Any]) -> Any:
         if done.cancelled():
@@ -82,12 +92,11 @@ class Jobs:
             latest[:] = [progress]
             loop.call_soon_threadsafe(news.set)
 
-        running = loop.run_in_executor(self._pool, job, report, gone.is_set)
-        running.add_done_callback(_seen)
-        running.add_done_callback(lambda _: news.set())
         silent_s = 0.0
         try:
             try:
+                running = self._begin(job, report, gone.is_set)
+                running.add_done_callback(lambda _: news.set())
                 while not running.done():
                     self._check_open()
                     try:

@@ -40,12 +40,13 @@ from lastword.errors import (
 from lastword.folder import CONFIG_FILE, FORMAT, FORMAT_FILE, RESTORING_FILE
 from lastword.lifecycle import wal_folder
 from lastword.locks import LOCKS_FOLDER, Role, RoleLock
+from lastword.running import RUN_FOLDER
 from lastword.segments.fileio import FileTree, SyncedFileIO
 from lastword.segments.foreign import FAILURES, mapped
 from lastword.segments.table import Segment, SegmentCatalog
 from lastword.steps import reached
 
-_MAY_BE_THERE = (CONFIG_FILE, LOCKS_FOLDER, f"{RESTORING_FILE}.tmp")
+_MAY_BE_THERE = (CONFIG_FILE, LOCKS_FOLDER, RUN_FOLDER, f"{RESTORING_FILE}.tmp")
 THREADS = 4
 
 Progress = Callable[[int, int], None]

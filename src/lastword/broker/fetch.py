@@ -109,7 +109,8 @@ class _Fetch:
         self._looked = self._looked_twice = False
         self._sure_of: set[TopicView] = set()
         """Topics whose tables have been looked at since this attempt began."""
-        self._loaded: dict[tuple[PartitionView, int], TailBytes | Exception] = {}
+        # What a thread has read, or its error, and up to which offset records were shown then.
+        self._loaded: dict[tuple[PartitionView, int], tuple[int, TailBytes | Exception]] = {}
         self._topics: list[tuple[Any, Topic | None, list[_Part]]] = [
             self._resolve(each) for each in message.topics or ()
         ]
@@ -275,43 +276,47 @@ class _Fetch:
         if not positions.log_start <= offset <= max(shown.offset, positions.log_start):
             part.fail(ErrorCode.OFFSET_OUT_OF_RANGE)
         elif offset < max(shown.offset, positions.first_dirty):
-            pending = self._pending
+            pending, seen = self._pending, shown.offset
             if offset < positions.first_dirty:
                 self._read_sealed(part, view, max_bytes, at_least_one)
             else:
-                self._read_tail(part, view, max_bytes, at_least_one)
-            part.is_cut = self._pending == pending and part.next_offset < shown.offset
+                seen = self._read_tail(part, view, max_bytes, at_least_one)
+            part.is_cut = self._pending == pending and part.next_offset < seen
 
-    def _read_tail(self, part: _Part, view: PartitionView, max_bytes: int, at_least_one: bool) -> None:
+    def _read_tail(self, part: _Part, view: PartitionView, max_bytes: int, at_least_one: bool) -> int:
+        """Read what there is; up to which offset records were shown then. A thread may have read it a while ago."""
+        seen = view.writer.shown.offset
         try:
             loaded = self._loaded.pop((view, part.offset), None)
-            if isinstance(loaded, Exception):
-                raise loaded
-            found = loaded or view.tail.read(part.offset, max_bytes, inline=True)
+            if loaded is None:
+                found = view.tail.read(part.offset, max_bytes, inline=True)
+            else:
+                seen, result = loaded
+                if isinstance(result, Exception):
+                    raise result
+                found = result
         except WouldBlockError:
             self._later(asyncio.ensure_future(self._read_on_thread(view, part.offset, max_bytes)))
-            return
+            return seen
         except OffsetGoneError:
             self._read_sealed(part, view, max_bytes, at_least_one)
-            return
+            return seen
         except (LastwordError, OSError) as error:
             part.fail(code_of(error))
-            return
+            return seen
         if found.has_zstd and self._version < ZSTD_FROM:
             part.fail(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
-            return
-        if len(found.data) > max_bytes and not at_least_one:
-            return
-        if found.data:
+        elif found.data and (len(found.data) <= max_bytes or at_least_one):
             part.put([found.data], len(found.data), found.next_offset)
+        return seen
 
     async def _read_on_thread(self, view: PartitionView, offset: int, max_bytes: int) -> None:
+        seen = view.writer.shown.offset
         try:
-            self._loaded[view, offset] = await self._handler.node.call(
-                view.tail.read, offset, max_bytes, inline=False
-            )
+            found = await self._handler.node.call(view.tail.read, offset, max_bytes, inline=False)
+            self._loaded[view, offset] = seen, found
         except (LastwordError, OffsetGoneError) as error:
-            self._loaded[view, offset] = error
+            self._loaded[view, offset] = seen, error
 
     def _read_sealed(self, part: _Part, view: PartitionView, max_bytes: int, at_least_one: bool) -> None:
         if view.topic.age_s > FRESH_S and not self._looked:

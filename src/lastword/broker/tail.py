@@ -2,7 +2,8 @@
 
 Where the batches of a consumer's next fetch begin is remembered, so that those who follow the tail seek nothing. A
 read that finds its bytes in the page cache is a copy in memory and is done on the event loop (`inline`); any other
-one raises WouldBlockError and is repeated on a thread.
+one raises WouldBlockError and is repeated on a thread. Some file systems can't say what is in the page cache (tmpfs,
+NFS, FUSE): there it is taken to have what was just written, and what was just read on a thread.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -24,9 +25,13 @@ from lastword.wal.files import WalFile, damaged, unreadable
 from lastword.wal.reader import OffsetGoneError
 from lastword.wal.writer import PartitionWriter, Shown
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 PLACES: Final = 64
 INDEX_EVERY_BYTES: Final = 1 << 20
 INLINE_SCAN_BYTES: Final = 256 << 10
+RECENT_BYTES: Final = 4 << 20
 
 _HEAD: Final = struct.Struct(">qiibIhi")
 _CRC_FROM: Final = 21
@@ -59,6 +64,9 @@ class Tail:
         self._places: OrderedDict[int, tuple[int, int]] = OrderedDict()
         # For each file the places of some of its batches: (offset, position), ascending.
         self._index: dict[int, list[tuple[int, int]]] = {}
+        self._cache_is_known = True
+        # Where it is not: what was read on a thread, from a place (file, position) up to a position.
+        self._in_memory: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def available_bytes(self, offset: int) -> int:
         """About how much there is from an offset on; 0 if nothing is."""
@@ -149,12 +157,7 @@ class Tail:
                 # The first batch is always given whole.
                 data = self._bytes(file, position, first_bytes, offset, inline)
         size_bytes, next_offset, has_zstd = self._check(file, data, position, end, offset)
-        places = self._places
-        places[next_offset] = (file.seq, position + size_bytes)
-        if len(places) > PLACES:
-            # Another thread may have emptied it meanwhile.
-            with suppress(KeyError):
-                places.popitem(last=False)
+        _remember(self._places, next_offset, (file.seq, position + size_bytes))
         return TailBytes(data[:size_bytes], next_offset, has_zstd)
 
     def _check(
@@ -198,16 +201,24 @@ class Tail:
             raise OffsetGoneError from None
 
     def _bytes(self, file: WalFile, position: int, size_bytes: int, offset: int, inline: bool) -> memoryview:
+        if inline and not self._cache_is_known and not self._is_in_memory(file, position, size_bytes):
+            raise WouldBlockError
         fd = self._open(file)
         try:
             # Not zeroed first.
             data = np.empty(size_bytes, np.uint8).data
+            flags = os.RWF_NOWAIT if inline and self._cache_is_known else 0
             try:
-                read = os.preadv(fd, [data], position, os.RWF_NOWAIT if inline else 0)
+                read = os.preadv(fd, [data], position, flags)
             except OSError as error:
-                if inline and error.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL):
+                if flags and error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+                    self._cache_is_known = False
+                    return self._bytes(file, position, size_bytes, offset, inline)
+                if flags and error.errno == errno.EAGAIN:
                     raise WouldBlockError from None
                 raise unreadable(self._writer.folder / file.name, offset, error) from error
+            if not inline and not self._cache_is_known:
+                _remember(self._in_memory, (file.seq, position), position + read)
             if read == size_bytes:
                 return data
             if inline:
@@ -215,3 +226,16 @@ class Tail:
             return data[:read]
         finally:
             os.close(fd)
+
+    def _is_in_memory(self, file: WalFile, position: int, size_bytes: int) -> bool:
+        shown = self._writer.shown
+        recent = shown.position - RECENT_BYTES if file.seq == shown.seq else position + size_bytes
+        return self._in_memory.get((file.seq, position), position) >= min(recent, position + size_bytes)
+
+
+def _remember(places: OrderedDict[K, V], key: K, value: V) -> None:
+    places[key] = value
+    if len(places) > PLACES:
+        # Another thread may have emptied it meanwhile.
+        with suppress(KeyError):
+            places.popitem(last=False)

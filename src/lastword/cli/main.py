@@ -7,7 +7,6 @@ Exit codes: 0 done; 1 done in part, or not wanted; 2 the input is wrong; 3 somet
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import logging
 import os
@@ -112,14 +111,13 @@ def main() -> NoReturn:
     logging.captureWarnings(True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    # What is loaded stays until the end: looking through it again and again for garbage is a tenth of a short command.
-    gc.set_threshold(50_000, 20, 20)
     code = run(sys.argv[1:])
     # Everything is closed, or abandoned. The interpreter's own end would wait for threads that were abandoned, and take
     # a third of the time of a short command over libraries that have nothing left to do.
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        # There is none where it was closed before the start.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)
 
@@ -133,6 +131,10 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
         sys.stdout.flush()
         return 0
     except typer.Exit as stop:
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            return _report(error, session)
         return stop.exit_code
     except typer.TyperException as error:
         session.output.json = session.output.json or "--json" in arguments

@@ -31,7 +31,7 @@ from lastword.compaction.plan import PartitionPlan, PartitionView, Reason, Way
 from lastword.compaction.rules import OldestTombstones, ReaderHold
 from lastword.compaction.unit import Outcome, Unit
 from lastword.config import BrokerConfig, TopicSettings
-from lastword.errors import ConflictError, LastwordError, UnavailableError, UnknownTopicError
+from lastword.errors import ConflictError, LastwordError, UnavailableError
 from lastword.leases import HeldLease, LeaseKeeper
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.sketch import Sketches
@@ -412,12 +412,7 @@ class Compactor:
             again: list[_Planned] = []
             for target in {id(planned.target): planned.target for planned in waiting}.values():
                 own = [(planned, result) for planned, result in results if planned.target is target]
-                try:
-                    finished, stale = self._finish(target, own)
-                except UnknownTopicError as error:
-                    # Deleted, perhaps created again: nothing is left that could be compacted, or fail.
-                    logger.debug("compaction of %s has nothing to commit: %s", target.topic, error)
-                    continue
+                finished, stale = self._finish(target, own)
                 reports += finished
                 try:
                     replanned = self._plan_again(target, stale)
@@ -449,7 +444,7 @@ class Compactor:
     def _finish(
         self, target: Target, results: Sequence[tuple[_Planned, Result]]
     ) -> tuple[list[PartitionReport], list[_Planned]]:
-        """Commit what was carried out; the reports, and what has to be planned again. UnknownTopicError if it is gone."""
+        """Commit what was carried out; the reports, and what has to be planned again."""
         done = [
             _Done(planned=each, outcome=result) for each, result in results if isinstance(result, Outcome)
         ]
@@ -460,8 +455,6 @@ class Compactor:
                 committed, overtaken = self._commit(target, done)
                 reports += committed
                 stale += [each.planned for each in overtaken]
-            except UnknownTopicError:
-                raise
             except LastwordError as error:
                 reports += [_failed(each.planned, Failure(message=str(error))) for each in done]
         for planned, result in results:
@@ -479,8 +472,6 @@ class Compactor:
         try:
             base = table.snapshot()
             live = {segment.path for segment in table.plan(base)}
-        except UnknownTopicError:
-            raise
         except LastwordError:
             return False
         return not base.topic.deleted and not _fits(planned.plan, base, live)

@@ -33,7 +33,8 @@ def serve(options: ServeOptions, leash: Leash) -> None:
     token = None if options.token_file is None else read_token(Path(options.token_file))
     admin = AdminServer(options.admin_host, options.admin_port, token=token)
     try:
-        with open_log(options.data, config=options.config) as log:
+        # A folder that is empty now and was not before has lost its disk; to begin anew there would hide that.
+        with open_log(options.data, config=options.config, create=not options.restarted) as log:
             sources.open(log)
             try:
                 asyncio.run(_serve(options, leash, log, admin, sources))

@@ -52,6 +52,16 @@ class Leash:
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
 
+    @property
+    def is_loose(self) -> bool:
+        """Whether the supervisor is gone already."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def ready(self, **details: Any) -> None:
         self._say({"ready": details})
 

@@ -16,6 +16,8 @@ from lastword.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
 
+KILLED_TRIES = 250
+
 
 class Forked:
     """A process: its number, and how it ended, negative for the signal that killed it."""
@@ -67,23 +69,35 @@ class Nursery:
             try:
                 socket.send_fds(self._control, [request], [leash.fileno()])
                 return await self._answer
+            except asyncio.CancelledError:
+                if self._answer.done() and not self._answer.cancelled() and not self._answer.exception():
+                    # It was forked just before nobody wanted it any more.
+                    self._answer.result().send_signal(signal.SIGKILL)
+                raise
             except OSError as error:
                 raise UnavailableError(
                     f"The {name}'s process could not be started, because what it is forked from ended: "
-                    f"{show_ending(await self._template.wait())}. Its log, above, may say why."
+                    f"{show_ending(await self._template_end())}. Its log, above, may say why."
                 ) from error
             finally:
                 self._answer = None
 
     async def close(self) -> None:
-        """End the template. Processes that it has forked and that still run end by their leashes."""
+        """End the template, and whatever of its processes still runs."""
         if self._template is None or self._listener is None:
             return
-        self._forked.clear()
-        with suppress(ProcessLookupError):
-            self._template.kill()
-        await self._template.wait()
+        await self._template_end(patience_s=0)
         await self._listener
+
+    async def _template_end(self, patience_s: float = 5.0) -> int:
+        """How the template ended. One that does not is killed."""
+        assert self._template is not None
+        try:
+            return await asyncio.wait_for(self._template.wait(), patience_s)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._template.kill()
+            return await self._template.wait()
 
     async def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -116,11 +130,10 @@ class Nursery:
         self._control = None
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(ConnectionResetError("the template is gone"))
-        for process in self._forked.values():
+        left, self._forked = list(self._forked.values()), {}
+        for process in left:
             logger.error("what process %d was forked from is gone; it is killed", process.pid)
-            process.send_signal(signal.SIGKILL)
-            process.ended(-signal.SIGKILL)
-        self._forked.clear()
+            await _kill(process)
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "ended" in message:
@@ -140,6 +153,21 @@ class Nursery:
             return
         self._forked[process.pid] = process
         self._answer.set_result(process)
+
+
+async def _kill(process: Forked) -> None:
+    """Kill a process that nobody reports on. It counts as ended when it is: it may hold a port and a lock until then."""
+    for _ in range(KILLED_TRIES):
+        process.send_signal(signal.SIGKILL)
+        # Where this is process 1, as in a container, orphans are its own.
+        with suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
+        try:
+            os.kill(process.pid, 0)
+        except ProcessLookupError:
+            break
+        await asyncio.sleep(0.02)
+    process.ended(-signal.SIGKILL)
 
 
 def show_ending(code: int) -> str:

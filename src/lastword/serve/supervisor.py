@@ -21,6 +21,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
 STOP_S = 30.0
 """How long a process may take to stop before it is killed. Killed at any point, nothing that was acknowledged is lost."""
+KILLED_S = 5.0
 START_S = 30.0
 """How often it is said that a process is still being started. There is no limit: recovery of a large WAL takes its time,
 and one that is broken off would begin again from the start.
@@ -76,6 +78,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._signals = 0
         self._last_signal = signal.SIGTERM
+        self._made_folder = False
         self._nursery = Nursery()
         self._broker = _Child("broker")
         self._worker = _Child("worker")
@@ -119,10 +122,16 @@ class Supervisor:
                     self._announce()
             await self._stop.wait()
         finally:
-            await self._end()
+            self._stop.set()
             for keeper in keepers:
                 keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            await self._end()
             running.remove(self._data, os.getpid())
+            if self._made_folder:
+                # Unless there is a log in it now.
+                with suppress(OSError):
+                    self._data.rmdir()
         return 128 + self._last_signal if self._signals > 1 else 0
 
     # ---------------------------------------------------------------------------------------- children
@@ -133,13 +142,14 @@ class Supervisor:
         with theirs:
             forking = self._nursery.fork(child.name, asdict(self._options), theirs)
             try:
-                child.process = await self._unless_stopped(forking)
+                process = await self._unless_stopped(forking)
             except BaseException:
                 ours.close()
                 raise
-        if child.process is None:
+        if process is None:
             ours.close()
             return None
+        child.process = process
         reader, child.leash = await asyncio.open_connection(sock=ours)
         said = await self._unless_stopped(_first_word(child.name, child.process.pid, reader))
         if said is None:
@@ -193,30 +203,33 @@ class Supervisor:
     async def _unless_stopped(self, waiting: Any) -> Any:
         """What is waited for; None if a stop comes first."""
         waiter, stopper = asyncio.ensure_future(waiting), asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait([waiter, stopper], return_when=asyncio.FIRST_COMPLETED)
-        stopper.cancel()
-        if not waiter.done():
-            waiter.cancel()
-            return None
-        return waiter.result()
+        try:
+            await asyncio.wait([waiter, stopper], return_when=asyncio.FIRST_COMPLETED)
+            return waiter.result() if waiter.done() else None
+        finally:
+            for each in (waiter, stopper):
+                each.cancel()
 
     async def _end(self) -> None:
         """Stop both processes: in order, then by force."""
-        self._stop.set()
-        children = [each for each in (self._worker, self._broker) if each.process is not None]
-        for child in children:
+        for child in (self._worker, self._broker):
             _send(child, signal.SIGTERM if self._signals < 2 else signal.SIGKILL)
-        for child in children:
-            assert child.process is not None
-            try:
-                await asyncio.wait_for(child.process.wait(), STOP_S)
-            except TimeoutError:
-                logger.warning("the %s has not stopped within %d s and is killed", child.name, STOP_S)
-                _send(child, signal.SIGKILL)
-                await child.process.wait()
+        for child in (self._worker, self._broker):
+            if child.process is not None:
+                await self._see_end(child, child.process)
             if child.leash is not None:
                 child.leash.close()
         await self._nursery.close()
+
+    async def _see_end(self, child: _Child, process: Forked) -> None:
+        try:
+            await asyncio.wait_for(process.wait(), STOP_S)
+        except TimeoutError:
+            logger.warning("the %s has not stopped within %d s and is killed", child.name, STOP_S)
+            process.send_signal(signal.SIGKILL)
+            # Else nobody tells of it any more, and the nursery ends what is left.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), KILLED_S)
 
     def _signalled(self, number: signal.Signals) -> None:
         self._signals += 1
@@ -246,6 +259,7 @@ class Supervisor:
         try:
             if not (self._data / "FORMAT").exists() and running.strangers(self._data):
                 return
+            self._made_folder = self._made_folder or not self._data.exists()
             running.save(self._data, running.this_process_starting(since_ms=since_ms, waits_for=waits_for))
         except OSError as error:
             logger.warning("could not write %s: %s", self._data / running.RUN_FOLDER, error)

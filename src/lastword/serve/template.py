@@ -40,6 +40,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     Template(control, _load()).run()
+    # The interpreter's own end has nothing to do here but to take its time.
+    os._exit(0)
 
 
 def _load() -> dict[str, Serve]:
@@ -71,22 +73,31 @@ class Template:
             signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
             selector.register(ended, selectors.EVENT_READ)
             selector.register(self._control, selectors.EVENT_READ)
-            while True:
-                ready = {key.fileobj for key, _ in selector.select()}
-                if ended in ready:
-                    ended.recv(4096)
-                    self._tell_ended()
-                if self._control in ready:
-                    request, leash = self._receive()
-                    if leash is None:
-                        return
-                    self._fork(request, leash, close=[ended, wake, self._control])
+            try:
+                self._serve(selector, ended, wake)
+            finally:
+                signal.set_wakeup_fd(-1)
+
+    def _serve(self, selector: selectors.BaseSelector, ended: socket.socket, wake: socket.socket) -> None:
+        while True:
+            ready = {key.fileobj for key, _ in selector.select()}
+            if ended in ready:
+                ended.recv(4096)
+                self._tell_ended()
+            if self._control in ready:
+                request, leash = self._receive()
+                if leash is None:
+                    return
+                self._fork(request, leash, close=[ended, wake, self._control])
 
     def _receive(self) -> tuple[dict[str, Any], int | None]:
         """A request and the leash that came with it; no leash if nobody asks any more."""
         received, leash = b"", None
         while not received.endswith(b"\n"):
-            part, fds, _, _ = socket.recv_fds(self._control, MAX_REQUEST, 1)
+            try:
+                part, fds, _, _ = socket.recv_fds(self._control, MAX_REQUEST, 1)
+            except OSError:
+                return {}, None
             if not part:
                 return {}, None
             received += part
@@ -126,10 +137,12 @@ class Template:
             # Ctrl-C on the terminal is for the supervisor; and a session can give way as a whole (priority.py).
             os.setsid()
             name = request["start"]
+            end = Leash(leash)
             with suppress(OSError):
                 # What `top` and `ps -e` show.
                 Path("/proc/self/comm").write_text(f"lastword-{name}")
-            code = run(name, self._serves[name], ServeOptions(**request["options"]), Leash(leash))
+            if not end.is_loose:
+                code = run(name, self._serves[name], ServeOptions(**request["options"]), end)
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
         except BaseException:  # noqa: BLE001

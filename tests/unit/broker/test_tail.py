@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from tests.support.clock import ManualClock
 from tests.support.logs import open_log, wal_path
 
 from lastword import batch
+from lastword.broker import tail as tail_module
 from lastword.broker.tail import Tail, TailBytes, WouldBlockError
 from lastword.errors import CorruptError
 from lastword.log import Log
@@ -125,3 +128,54 @@ def test_a_long_search_is_not_for_the_event_loop(tmp_path: Path, clock: ManualCl
         assert offsets(found) == [150]
         # From here on the place is known.
         assert offsets(tail.read(found.next_offset, 1000, inline=True)) == [151]
+
+
+class TestWhereNobodyKnowsWhatIsInTheCache:
+    """As on tmpfs, NFS and FUSE."""
+
+    @pytest.fixture(autouse=True)
+    def _no_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = os.preadv
+
+        def preadv(fd: int, buffers: list[memoryview], position: int, flags: int = 0) -> int:
+            if flags & os.RWF_NOWAIT:
+                raise OSError(errno.EOPNOTSUPP, "not supported")
+            return real(fd, buffers, position, flags)
+
+        monkeypatch.setattr(os, "preadv", preadv)
+
+    def test_what_was_just_written_is_read_at_once(self, topic: Topic) -> None:
+        fill(topic, 0, 3)
+        assert offsets(Tail(topic.writer(0)).read(0, 10_000, inline=True)) == [0, 1, 2]
+
+    @pytest.mark.parametrize("is_rolled", [False, True])
+    def test_what_is_older_is_read_on_a_thread_and_then_at_once(
+        self, topic: Topic, monkeypatch: pytest.MonkeyPatch, is_rolled: bool
+    ) -> None:
+        monkeypatch.setattr(tail_module, "RECENT_BYTES", 500)
+        fill(topic, 0, 30)
+        if is_rolled:
+            topic.roll(due_only=False)
+            fill(topic, 30, 32)
+        tail = Tail(topic.writer(0))
+        for _ in range(2):
+            with pytest.raises(WouldBlockError):
+                tail.read(0, 1000, inline=True)
+        found = tail.read(0, 1000, inline=False)
+        assert offsets(tail.read(0, 1000, inline=True)) == offsets(found)
+        with pytest.raises(WouldBlockError):
+            tail.read(found.next_offset, 1000, inline=True)
+        with pytest.raises(WouldBlockError):
+            tail.read(0, 2000, inline=True)
+
+    def test_what_was_read_on_a_thread_and_what_was_written_since_is_read_at_once(
+        self, topic: Topic, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tail_module, "RECENT_BYTES", 500)
+        fill(topic, 0, 30)
+        tail = Tail(topic.writer(0))
+        with pytest.raises(WouldBlockError):
+            tail.read(0, 100_000, inline=True)
+        tail.read(0, 100_000, inline=False)
+        fill(topic, 30, 32)
+        assert offsets(tail.read(0, 100_000, inline=True)) == list(range(32))

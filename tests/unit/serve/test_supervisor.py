@@ -117,6 +117,54 @@ def test_a_stop_while_the_template_loads_is_not_waited_for(tmp_path: Path, optio
     asyncio.run(start())
 
 
+SLOW_THIRD = """\
+import os, time
+from lastword.serve import template
+
+forks, real = 0, os.fork
+
+def fork():
+    global forks
+    forks += 1
+    if forks > 2:
+        time.sleep({pause_s})
+    return real()
+
+def serve(options, leash):
+    leash.ready()
+    time.sleep(600)
+
+os.fork = fork
+template._load = lambda: dict.fromkeys(["broker", "worker"], serve)
+template.main()
+"""
+
+
+@pytest.mark.parametrize("pause_s", [0.2, 600])
+def test_a_stop_while_a_process_is_started_again(
+    tmp_path: Path, options: ServeOptions, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A template that sleeps tells of no end.
+    monkeypatch.setattr(supervisor, "STOP_S", 1.0)
+    monkeypatch.setattr(supervisor, "KILLED_S", 1.0)
+    (tmp_path / "slow_template.py").write_text(SLOW_THIRD.format(pause_s=pause_s))
+
+    async def start() -> int:
+        made = Supervisor(options, SystemClock(), ready=lambda _started: None)
+        made._take_addresses = lambda _addresses: None  # type: ignore[method-assign]
+        made._announce = lambda: None  # type: ignore[method-assign]
+        made._nursery = Nursery("slow_template")
+        serving = asyncio.ensure_future(made._run())
+        await asyncio.to_thread(wait_until, lambda: made._worker.state.pid is not None)
+        assert made._broker.process is not None
+        made._broker.process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(wait_until, lambda: made._nursery._answer is not None)
+        made._signalled(signal.SIGTERM)
+        return await asyncio.wait_for(serving, 60)
+
+    assert asyncio.run(start()) == 0
+
+
 def test_a_stop_for_all_processes_leaves_the_order_to_the_supervisor(
     tmp_path: Path, options: ServeOptions
 ) -> None:
