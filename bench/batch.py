@@ -16,7 +16,7 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 
 from lastword import batch as batches
 from lastword.batch import Compression, Limits
-from lastword.partitioner import Turns, partitions_of
+from lastword.batch.partitioner import Turns, partitions_of
 from lastword.record import PAYLOAD_SCHEMA, NewRecord
 
 NOW_MS = 1_700_000_000_000

@@ -17,7 +17,7 @@ from rich.table import Table
 
 import lastword
 from demo.changelog import changelog
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 console = Console(highlight=False)
 

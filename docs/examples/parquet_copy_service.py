@@ -43,8 +43,8 @@ from lastword.compaction.service import (
     TopicCompactionService,
 )
 from lastword.errors import StorageError
-from lastword.reader import clip, to_records, with_partition
 from lastword.record import PAYLOAD_SCHEMA, Record
+from lastword.segments.rows import clip, to_records, with_partition
 from lastword.segments.table import Segment, Snapshot
 
 FOLDER_VARIABLE = "LASTWORD_COPY_FOLDER"

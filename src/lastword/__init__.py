@@ -13,26 +13,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lastword.backup.make import BackupReport
-    from lastword.backup.restore import RestoreReport
-    from lastword.backup.restoring import backups, restore
     from lastword.batch import Compression
     from lastword.clock import Clock, SystemClock
     from lastword.compaction.job import CompactionReport, PartitionReport
     from lastword.compaction.plan import PartitionPlan
     from lastword.config import BrokerConfig, TopicSettings
-    from lastword.erase import EraseReport
     from lastword.errors import LastwordError
     from lastword.explain.model import ExplainedRecord, Explanation
     from lastword.log import Log, MaintenanceReport, open  # noqa: A004
-    from lastword.readers import Reader
+    from lastword.log.topic import PartitionDescription, RecordPosition, Topic, TopicDescription
+    from lastword.maintenance.backup.make import BackupReport
+    from lastword.maintenance.backup.restore import RestoreReport
+    from lastword.maintenance.backup.restoring import backups, restore
+    from lastword.maintenance.erase import EraseReport
+    from lastword.maintenance.relocating import Relocation, relocate
+    from lastword.maintenance.tiering import SealReport
+    from lastword.maintenance.verify import VerifyReport
+    from lastword.maintenance.worker import Worker
+    from lastword.reading.readers import Reader
+    from lastword.reading.timetravel import AsOf
     from lastword.record import RECORD_SCHEMA, NewRecord, Record, TimestampType
-    from lastword.relocating import Relocation, relocate
-    from lastword.tiering import SealReport
-    from lastword.timetravel import AsOf
-    from lastword.topic import PartitionDescription, RecordPosition, Topic, TopicDescription
-    from lastword.verify import VerifyReport
-    from lastword.worker import Worker
 
 __all__ = [
     "RECORD_SCHEMA",
@@ -72,26 +72,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "lastword.backup.make": ("BackupReport",),
-    "lastword.backup.restore": ("RestoreReport",),
+    "lastword.maintenance.backup.make": ("BackupReport",),
+    "lastword.maintenance.backup.restore": ("RestoreReport",),
     "lastword.batch": ("Compression",),
     "lastword.clock": ("Clock", "SystemClock"),
     "lastword.compaction.job": ("CompactionReport", "PartitionReport"),
     "lastword.compaction.plan": ("PartitionPlan",),
     "lastword.config": ("BrokerConfig", "TopicSettings"),
-    "lastword.erase": ("EraseReport",),
+    "lastword.maintenance.erase": ("EraseReport",),
     "lastword.errors": ("LastwordError",),
     "lastword.explain.model": ("ExplainedRecord", "Explanation"),
     "lastword.log": ("Log", "MaintenanceReport", "open"),
-    "lastword.readers": ("Reader",),
+    "lastword.reading.readers": ("Reader",),
     "lastword.record": ("RECORD_SCHEMA", "NewRecord", "Record", "TimestampType"),
-    "lastword.relocating": ("Relocation", "relocate"),
-    "lastword.backup.restoring": ("backups", "restore"),
-    "lastword.tiering": ("SealReport",),
-    "lastword.timetravel": ("AsOf",),
-    "lastword.topic": ("PartitionDescription", "RecordPosition", "Topic", "TopicDescription"),
-    "lastword.verify": ("VerifyReport",),
-    "lastword.worker": ("Worker",),
+    "lastword.maintenance.relocating": ("Relocation", "relocate"),
+    "lastword.maintenance.backup.restoring": ("backups", "restore"),
+    "lastword.maintenance.tiering": ("SealReport",),
+    "lastword.reading.timetravel": ("AsOf",),
+    "lastword.log.topic": ("PartitionDescription", "RecordPosition", "Topic", "TopicDescription"),
+    "lastword.maintenance.verify": ("VerifyReport",),
+    "lastword.maintenance.worker": ("Worker",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -11,13 +11,13 @@ from tests.support.clock import ManualClock
 from tests.support.compaction_services import WrappedService, WrappingFactory
 from tests.support.logs import open_log
 
-from lastword import compacted
-from lastword.compacted import to_arrow
 from lastword.errors import UnavailableError, UnknownPartitionError, UnknownTopicError
 from lastword.log import Log
-from lastword.reader import to_records
+from lastword.log.topic import Topic
+from lastword.reading import compacted
+from lastword.reading.compacted import to_arrow
 from lastword.record import RECORD_SCHEMA, NewRecord, Record
-from lastword.topic import Topic
+from lastword.segments.rows import to_records
 
 Answer = Callable[[WrappedService, int, int, int], Sequence[Record] | None]
 

@@ -14,7 +14,7 @@ from tests.support.clock import ManualClock
 from tests.support.logs import open_log
 
 from lastword.log import Log
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

@@ -16,9 +16,9 @@ from tests.support.other_engines import read_by_duckdb, read_by_polars, read_by_
 from tests.support.s3 import s3_server
 from tests.support.segments import Place, append, local_place, new_topic, offsets_of, records, write_segment
 
-from lastword import steps
 from lastword.clock import SystemClock
 from lastword.errors import CorruptError, StorageError, TopicExistsError
+from lastword.folder import steps
 from lastword.segments.fileio import SyncedFileIO
 from lastword.segments.iceberg import sqlite_properties
 from lastword.segments.iceberg_table import IcebergTable

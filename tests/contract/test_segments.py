@@ -26,7 +26,6 @@ from tests.support.segments import (
     write_segment,
 )
 
-from lastword import steps
 from lastword.errors import (
     ConflictError,
     CorruptError,
@@ -36,6 +35,7 @@ from lastword.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
+from lastword.folder import steps
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
 from lastword.segments.iceberg import IcebergCatalog
 from lastword.segments.iceberg_table import IcebergTable

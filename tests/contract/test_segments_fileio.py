@@ -13,8 +13,8 @@ from pyiceberg.manifest import read_manifest_list
 from sqlalchemy import event
 from tests.support.segments import Place, append, bare, local_place, new_topic, records, write_segment
 
-from lastword import disk
 from lastword.errors import InvalidConfigError, StorageError
+from lastword.folder import disk
 from lastword.segments.fileio import SyncedFileIO, warehouse_uri
 from lastword.segments.table import Positions
 

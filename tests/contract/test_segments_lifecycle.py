@@ -18,8 +18,8 @@ from tests.support.logs import (
 )
 from tests.support.s3 import S3Server
 
-from lastword import steps
 from lastword.errors import CorruptError, InvalidError, NotOwnerError, StorageError
+from lastword.folder import steps
 from lastword.log import Log
 from lastword.operations import topics
 from lastword.segments.iceberg_table import IcebergTable

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import lastword
-from lastword import disk, steps
 from lastword.errors import PartlyAppendedError, UnavailableError, WriteFailedError
-from lastword.problems import from_problem, to_problem
+from lastword.folder import disk, steps
+from lastword.folder.problems import from_problem, to_problem
 from lastword.record import NewRecord
 
 CONFIG = {"segment.bytes": 700, "retention.ms": -1}

@@ -41,8 +41,8 @@ from lastword.clock import SystemClock
 from lastword.compaction.engine import InlineEngine, Result
 from lastword.compaction.engine import Job as EngineJob
 from lastword.compaction.job import CompactionReport, Compactor
+from lastword.maintenance.worker_state import load_status
 from lastword.record import HEADERS_TYPE
-from lastword.worker_state import load_status
 
 STEPS = [step for step in named_steps() if step.startswith(("compact.", "erase."))]
 BESIDE = ["segment.file.closed", "commit.before", "commit.done", "expire.done", "collect.file.removed"]

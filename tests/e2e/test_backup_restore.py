@@ -17,9 +17,9 @@ from tests.support.sources import postgres_source, running
 from tests.support.waiting import wait_until
 
 import lastword
-from lastword import identity
 from lastword.connect import states
 from lastword.errors import LockedError
+from lastword.folder import identity
 from lastword.log import Log
 
 BUSY = {

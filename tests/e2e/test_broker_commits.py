@@ -15,8 +15,8 @@ from tests.support.broker import INLINE, RunningBroker, running_broker
 from tests.support.waiting import wait_until
 
 import lastword
-from lastword import steps
 from lastword.errors import StorageError
+from lastword.folder import steps
 from lastword.log import Log
 from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.table import Snapshot

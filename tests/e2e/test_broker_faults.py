@@ -23,8 +23,8 @@ from lastword.broker.errors import ErrorCode
 from lastword.broker.groups.records import group_record
 from lastword.broker.wire import APIS, FETCH
 from lastword.errors import LastwordError, RecordTooLargeError, StorageError, UnavailableError
+from lastword.log.topic import Topic
 from lastword.segments.iceberg_table import IcebergTable
-from lastword.topic import Topic
 from lastword.wal.producers import FILE_NAME as PRODUCERS_FILE
 
 

@@ -20,7 +20,7 @@ from tests.support.kafka_clients import LEAVES_SOCKETS, collected  # noqa: F401
 
 from lastword import metrics
 from lastword.broker.partitions import TopicView
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 pytestmark = LEAVES_SOCKETS
 

@@ -42,7 +42,7 @@ from lastword.broker.groups.service import GroupService, NewOffset
 from lastword.broker.groups.store import Entry
 from lastword.errors import InvalidTopicError, LastwordError
 from lastword.log import Log
-from lastword.readers import committed_positions, save_group_positions
+from lastword.reading.readers import committed_positions, save_group_positions
 
 NOW = {"group.initial.rebalance.delay.ms": 0}
 

@@ -16,7 +16,7 @@ from tests.support.server import SETTINGS, serving
 from tests.support.waiting import wait_until
 
 import lastword
-from lastword.backup.belongings import COPIED, COPIED_FOLDERS, IN_PART, LEFT_OUT, MADE_ANEW
+from lastword.maintenance.backup.belongings import COPIED, COPIED_FOLDERS, IN_PART, LEFT_OUT, MADE_ANEW
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.support.cli import Cli
 
-from lastword import folder
 from lastword.cli import options
+from lastword.segments import storage as folder
 
 SETTINGS = """\
 retention.ms: 86400000

@@ -8,8 +8,8 @@ import pytest
 from tests.support.cli import Cli, Terminal
 
 import lastword
-from lastword.erase import EraseReport
 from lastword.log import Log
+from lastword.maintenance.erase import EraseReport
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from tests.support.cli import Cli, Terminal
 from tests.support.server import serving
 
-from lastword import running
+from lastword.folder import running
 
 
 @pytest.fixture

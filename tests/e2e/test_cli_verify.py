@@ -10,7 +10,7 @@ from tests.support.cli import Cli
 
 import lastword
 from lastword.log import Log
-from lastword.verify import Problem, VerifyReport
+from lastword.maintenance.verify import Problem, VerifyReport
 
 INLINE = "compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory\n"
 

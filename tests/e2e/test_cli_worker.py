@@ -16,8 +16,8 @@ from tests.support.cli import Cli
 from tests.support.waiting import wait_until
 
 import lastword
-from lastword.worker import Worker
-from lastword.worker_state import load_status
+from lastword.maintenance.worker import Worker
+from lastword.maintenance.worker_state import load_status
 
 SETTINGS = """\
 compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory

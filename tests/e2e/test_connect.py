@@ -19,12 +19,13 @@ from tests.support.sources import running
 from tests.support.waiting import wait_until
 
 import lastword
-from lastword import NewRecord, steps
+from lastword import NewRecord
 from lastword.connect import Chunk, ConnectConfig, Connectors, states
 from lastword.connect.config import SourceConfig
 from lastword.connect.runner import check
 from lastword.connect.target import LogTarget
 from lastword.errors import InvalidConfigError, LockedError
+from lastword.folder import steps
 from lastword.log import Log
 
 

@@ -19,7 +19,7 @@ import lastword
 from lastword import NewRecord
 from lastword.connect.target import LogTarget, TargetReads
 from lastword.log import Log
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 CONFIG = {"compaction.service.factory": INLINE, "group.initial.rebalance.delay.ms": "0"}
 PARTITIONS = 2

@@ -15,12 +15,12 @@ from tests.support.sources import Sources, postgres_source, running
 from tests.support.waiting import wait_until
 
 import lastword
-from lastword import steps
 from lastword.connect import states
 from lastword.connect.metrics import SLOT_LAG
 from lastword.connect.postgres.database import Database
 from lastword.connect.postgres.snapshot import SnapshotReader
 from lastword.errors import UnavailableError
+from lastword.folder import steps
 from lastword.log import Log
 
 LARGE = "repeat('x', 10000)"

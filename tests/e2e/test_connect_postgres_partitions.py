@@ -13,8 +13,8 @@ from tests.support.postgres import Cluster
 from tests.support.sources import Sources, postgres_source, running
 
 import lastword
-from lastword import steps
 from lastword.connect import states
+from lastword.folder import steps
 from lastword.log import Log
 
 NUMBERS = itertools.count(1)

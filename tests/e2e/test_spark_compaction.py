@@ -22,7 +22,7 @@ from lastword.compaction.engine import Job, Result
 from lastword.compaction.job import CompactionReport
 from lastword.compaction.spark import SparkEngine
 from lastword.log import Log
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 RECORDS = 200_000
 PARTITIONS = 3

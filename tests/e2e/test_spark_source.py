@@ -22,9 +22,9 @@ import lastword
 import lastword.spark
 from lastword.compaction.spark import SparkEngine
 from lastword.log import Log
+from lastword.log.topic import Topic
 from lastword.record import NewRecord
 from lastword.record_json import time_text
-from lastword.topic import Topic
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 CONFIG = "compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory\n"

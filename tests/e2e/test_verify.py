@@ -14,9 +14,9 @@ from tests.support.spark import spark_engine  # noqa: F401
 import lastword
 from lastword.compaction.spark import SparkEngine
 from lastword.log import Log
+from lastword.maintenance.verify import VerifyReport, choose_snapshots, verify
 from lastword.record import NewRecord
 from lastword.segments.table import Segment, SegmentTable
-from lastword.verify import VerifyReport, choose_snapshots, verify
 
 INLINE = {"compaction.service.factory": "lastword.compaction.inline:InlineCompactionServiceFactory"}
 

@@ -16,8 +16,8 @@ from tests.support.compaction_model import NO_TIMESTAMP, Policy
 
 from lastword.explain import Run
 from lastword.log import Log
+from lastword.log.topic import Topic
 from lastword.record import NewRecord
-from lastword.topic import Topic
 
 RUNS: tuple[tuple[Run, bool], ...] = (
     ("asked for", True),

@@ -24,8 +24,8 @@ from tests.support.memory import make_memory_folder
 
 from lastword import batch
 from lastword.log import Log
+from lastword.log.topic import Topic
 from lastword.record import NewRecord, Record
-from lastword.topic import Topic
 
 EXAMPLES = os.environ.get("LASTWORD_PROPERTY_EXAMPLES")
 PARTITIONS = 2

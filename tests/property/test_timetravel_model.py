@@ -21,8 +21,8 @@ from tests.support.logs import open_log
 from tests.support.memory import make_memory_folder
 
 from lastword.errors import InvalidError
+from lastword.reading.timetravel import AsOf
 from lastword.record import NewRecord
-from lastword.timetravel import AsOf
 
 EXAMPLES = os.environ.get("LASTWORD_PROPERTY_EXAMPLES")
 MINUTE_MS = 60_000

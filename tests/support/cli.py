@@ -107,7 +107,7 @@ class Cli:
 
 _STOPPING = """
 import sys, threading
-from lastword import steps
+from lastword.folder import steps
 from lastword.cli.main import main
 
 step = sys.argv.pop(1)

@@ -11,8 +11,8 @@ from tests.support.logs import open_log
 
 from lastword.compaction.job import CompactionReport
 from lastword.log import Log
-from lastword.reader import to_records, with_partition
 from lastword.record import NewRecord, Record
+from lastword.segments.rows import to_records, with_partition
 from lastword.segments.table import Positions, Segment, SegmentTable
 
 INLINE = "lastword.compaction.inline:InlineCompactionServiceFactory"

@@ -23,11 +23,12 @@ from tests.support.compaction_services import TwoStagesInline
 from tests.support.crash_child import NAME_HEADER, Speaker, run_child, serve
 
 import lastword
-from lastword import NewRecord, steps
+from lastword import NewRecord
 from lastword.clock import SystemClock
 from lastword.compaction.engine import InlineEngine
 from lastword.compaction.job import Compactor
 from lastword.errors import LockedError, UnavailableError
+from lastword.folder import steps
 
 PARTITIONS = 2
 KEYS = 30

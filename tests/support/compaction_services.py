@@ -12,8 +12,8 @@ from lastword.compaction.job import PartitionReport
 from lastword.compaction.service import WHAT_IS_DUE, CompactionRequest, ServiceContext
 from lastword.compaction.spark import SparkCompactionServiceFactory, SparkEngine
 from lastword.errors import LastwordError
-from lastword.reader import to_records, with_partition
 from lastword.record import Record
+from lastword.segments.rows import to_records, with_partition
 
 HERE = __name__
 

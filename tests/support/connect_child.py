@@ -13,9 +13,9 @@ from typing import Any
 from tests.support.crash_child import Speaker, run_child, serve
 
 import lastword
-from lastword import steps
 from lastword.connect import ConnectConfig, Connectors
 from lastword.connect.postgres import changes, snapshot
+from lastword.folder import steps
 
 
 @dataclass(frozen=True, kw_only=True)

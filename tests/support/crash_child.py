@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import lastword
-from lastword import Compression, NewRecord, disk, steps
+from lastword import Compression, NewRecord
+from lastword.batch.partitioner import partition_of
 from lastword.errors import InvalidTopicError, OffsetOutOfRangeError, TopicExistsError, WriteFailedError
-from lastword.partitioner import partition_of
+from lastword.folder import disk, steps
 
 NAME_HEADER = "name"
 PR_SET_PDEATHSIG = 1

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from lastword import steps
+from lastword.folder import steps
 from lastword.spark.options import write_options
 from lastword.spark.sink import StreamWriter
 from lastword.spark.source import LastwordSource

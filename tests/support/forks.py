@@ -7,7 +7,7 @@ import signal
 import traceback
 from collections.abc import Callable
 
-from lastword import steps
+from lastword.folder import steps
 
 
 def killed_at(step: str | None, work: Callable[[], object], *, times: int = 1) -> bool:

@@ -13,8 +13,8 @@ from tests.support.compaction_child import LASTING, PARTITIONS, TOPICS, make_val
 from tests.support.crash import Line
 
 import lastword
-from lastword.intents import list_intents, load_intent
-from lastword.partitioner import partition_of
+from lastword.batch.partitioner import partition_of
+from lastword.folder.intents import list_intents, load_intent
 
 
 @dataclass(frozen=True)

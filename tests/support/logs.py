@@ -12,12 +12,13 @@ import pytest
 from tests.support.clock import ManualClock
 
 import lastword
-from lastword import batch, steps
+from lastword import batch
 from lastword.config import BrokerConfig, TopicSettings, WalSync
 from lastword.errors import NotOwnerError
+from lastword.folder import steps
 from lastword.log import Log
+from lastword.log.topic import Topic
 from lastword.record import NewRecord, Record
-from lastword.topic import Topic
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import state as states
 from lastword.wal.checkpoint import WriterCheckpoint

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lastword import disk
+from lastword.folder import disk
 
 IN_PLACE = ("wal.state",)
 """Files that are overwritten in place, within one sector: they are the old one or the new one."""

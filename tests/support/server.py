@@ -16,7 +16,7 @@ import httpx
 from tests.support.cli import COMMAND, DEADLINE_S
 from tests.support.waiting import wait_until
 
-from lastword import running
+from lastword.folder import running
 
 SETTINGS = """\
 compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory

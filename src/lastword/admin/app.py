@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
-from lastword import running
 from lastword.admin import connectors, exposition, health, models, pages, problems, scenes
 from lastword.admin.desk import Desk, GroupAdmin, decoded, keys_of, one_key
 from lastword.admin.jobs import EVENTS, Jobs
 from lastword.admin.page import page
 from lastword.broker.groups.replay import GROUPS_TOPIC
 from lastword.errors import InvalidError, InvalidRecordError, UnavailableError
+from lastword.folder import running
 from lastword.operations import describing, records, topics, wal
 from lastword.record_json import Parsed, parse_record
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from lastword.channel import ReportProgress, ask_job
 from lastword.errors import InvalidError, UnavailableError
+from lastword.folder.channel import ReportProgress, ask_job
 from lastword.log import Log
 
 PING_S = 2.0

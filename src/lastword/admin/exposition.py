@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 
 from lastword import metrics, scene
 from lastword.errors import UnavailableError
-from lastword.running import RunningServer
+from lastword.folder.running import RunningServer
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
-from lastword import running
 from lastword.admin.desk import Desk
 from lastword.errors import UnavailableError
-from lastword.locks import Role, holder
+from lastword.folder import running
+from lastword.folder.locks import Role, holder
+from lastword.maintenance.worker_state import load_status
 from lastword.operations.working import worker_status
-from lastword.worker_state import load_status
 
 LOOP_S = 2.0
 MOST_NAMED = 10

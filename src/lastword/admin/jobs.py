@@ -18,7 +18,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from lastword.errors import LastwordError, UnavailableError
-from lastword.problems import to_problem
+from lastword.folder.problems import to_problem
 
 Job = Callable[[Callable[..., None], Callable[[], bool]], Any]
 """Does it; is given how to report progress, and whether the asker has gone away."""

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from lastword import errors
 from lastword.errors import LastwordError
-from lastword.problems import to_problem
+from lastword.folder.problems import to_problem
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from lastword import scene
 from lastword.admin import models
 from lastword.admin.desk import Desk
 from lastword.admin.jobs import Jobs
-from lastword.channel import ReportProgress
 from lastword.errors import InvalidError, UnavailableError, UnknownTopicError
+from lastword.folder.channel import ReportProgress
 
 Data = dict[str, Any]
 T = TypeVar("T")

@@ -23,16 +23,16 @@ from lastword.config import is_internal
 from lastword.config.keys import TOPIC_KEYS
 from lastword.errors import InvalidError, LastwordError
 from lastword.log import Log
+from lastword.log.topic import Topic
+from lastword.maintenance.worker_state import load_status
 from lastword.operations.record_page import Place, RecordPage, place_of_offset, place_of_time, record_page
 from lastword.operations.records import point_of
 from lastword.operations.state_page import state_page
-from lastword.readers import committed_positions, group_positions
+from lastword.reading.readers import committed_positions, group_positions
 from lastword.record_json import parse_time, record_data
 from lastword.segments.sketch import Sketches
 from lastword.segments.table import Segment, Snapshot, look_again
-from lastword.topic import Topic
 from lastword.wal.deleter import LocalFile
-from lastword.worker_state import load_status
 
 Data = dict[str, Any]
 

@@ -1,11 +1,14 @@
-"""Kafka's record batches (format version 2): check, place, decode and encode them.
+"""Kafka's record batches (format version 2): check, place, decode and encode them; and Kafka's partitioner.
 
 header.py       the 61 bytes before the records, the CRC, where a batch ends
 compression.py  Kafka's codecs, decompression within a bound
+walk.py         from a batch to the places of its records' fields
 check.py        everything that must hold before a batch is acknowledged
+columns.py      Arrow columns as the compiled loops take them
 decode.py       batches to Arrow and to records
 encode.py       records and Arrow to batches
 _compiled.py    the loops over record bytes, imported at the first use
+partitioner.py  which partition a key belongs to, as Kafka's Java client says
 """
 
 from __future__ import annotations

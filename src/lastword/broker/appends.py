@@ -24,7 +24,7 @@ from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.partitions import TopicView
 from lastword.clock import Clock
 from lastword.errors import InvalidRecordError, LastwordError
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 from lastword.wal.writer import PartitionWriter, Produced
 
 logger = logging.getLogger(__name__)

@@ -17,11 +17,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
-from lastword import disk
 from lastword.config import BrokerConfig
 from lastword.config.keys import BROKER_KEYS
 from lastword.config.values import split_address
 from lastword.errors import InvalidConfigError, InvalidError, StorageError
+from lastword.folder import disk
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from lastword.broker.nulls import refusing_nulls
 from lastword.broker.wire import Handler, Peer, Request
 from lastword.config import is_internal
 from lastword.errors import ClosedError, UnknownTopicError
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 DESCRIBE_ACLS: Final = 29
 DESCRIBE_LOG_DIRS: Final = 35

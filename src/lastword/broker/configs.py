@@ -48,7 +48,7 @@ from lastword.config.keys import BROKER_KEYS, TOPIC_KEYS
 from lastword.config.masking import MASK
 from lastword.config.values import INT_MAX, CleanupPolicy, Ratio, Switch, WholeNumber
 from lastword.errors import InvalidConfigError, InvalidError, LastwordError
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 logger = logging.getLogger(__name__)
 

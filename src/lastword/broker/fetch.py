@@ -26,7 +26,7 @@ from lastword.broker.sealed import SealedData
 from lastword.broker.tail import TailBytes, WouldBlockError
 from lastword.broker.wire import FETCH, Peer, Piece, Request, count_bytes, text_bytes
 from lastword.errors import LastwordError, UnknownPartitionError, UnknownTopicError
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 from lastword.wal.reader import OffsetGoneError
 
 FLEXIBLE_FROM: Final = 12

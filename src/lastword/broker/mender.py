@@ -13,7 +13,7 @@ from typing import Final
 
 from lastword.broker.node import Node
 from lastword.errors import LastwordError, UnknownTopicError
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from lastword.broker.node import Node
 from lastword.broker.wire import Handler, Peer, Request
 from lastword.config import check_topic_name, is_internal
 from lastword.errors import InvalidError, UnknownTopicError
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 logger = logging.getLogger(__name__)
 

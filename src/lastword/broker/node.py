@@ -12,16 +12,17 @@ from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 from uuid import UUID
 
-from lastword import disk, metrics
+from lastword import metrics
 from lastword.broker.broker_settings import BrokerSettings
 from lastword.broker.errors import ErrorCode
 from lastword.broker.wire import Peer
 from lastword.clock import Clock, new_uuid
 from lastword.config import BrokerConfig, check_new_topic_name, check_not_internal, is_internal
 from lastword.errors import TopicExistsError, UnknownTopicError
-from lastword.folder import CLUSTER_ID_FILE
+from lastword.folder import disk
 from lastword.log import Log
-from lastword.topic import Topic
+from lastword.log.topic import Topic
+from lastword.segments.storage import CLUSTER_ID_FILE
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from lastword.broker.partitions import PartitionView, TopicView, Views
 from lastword.broker.wire import Handler, Peer, Request
 from lastword.config import is_internal
 from lastword.errors import LastwordError
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 LIST_OFFSETS: Final = 2
 DELETE_RECORDS: Final = 21

@@ -15,8 +15,8 @@ from lastword.broker.node import Node
 from lastword.broker.sealed import SealedData
 from lastword.broker.tail import Tail
 from lastword.errors import LastwordError
+from lastword.log.topic import Topic
 from lastword.segments.table import PendingCommit, Positions, Snapshot
-from lastword.topic import Topic
 from lastword.wal.writer import PartitionWriter
 
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from lastword.broker.wire import (
 )
 from lastword.config import check_not_internal
 from lastword.errors import InvalidTopicError, UnknownTopicError
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 FLEXIBLE_FROM: Final = 9
 ALLOWED_ACKS: Final = (-1, 0, 1)

@@ -14,13 +14,13 @@ from typing import Any, Final
 from kafka.protocol.admin import DescribeProducersResponse
 from kafka.protocol.producer import InitProducerIdResponse
 
-from lastword import disk
-from lastword.backup.belongings import PRODUCER_IDS
 from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
 from lastword.broker.wire import Handler, Peer, Request
 from lastword.errors import LastwordError, StorageError
+from lastword.folder import disk
+from lastword.maintenance.backup.belongings import PRODUCER_IDS
 from lastword.wal.producers import ActiveProducer
 
 INIT_PRODUCER_ID: Final = 22

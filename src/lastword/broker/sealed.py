@@ -25,8 +25,8 @@ import pyarrow as pa
 
 from lastword import batch
 from lastword.errors import CorruptError
+from lastword.log.topic import Topic
 from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
-from lastword.topic import Topic
 
 logger = logging.getLogger(__name__)
 

@@ -68,7 +68,7 @@ def register(root: typer.Typer) -> None:
         "lastword backup create s3://backups/log --keep 7",
         "lastword backup create s3://backups/log --property s3.endpoint=http://127.0.0.1:9000",
     ],
-    shown=["lastword.backup.make"],
+    shown=["lastword.maintenance.backup.make"],
 )
 def create(
     session: Session,

@@ -11,7 +11,7 @@ from lastword.cli.options import Session, TopicArgument, command
 from lastword.cli.output import Unit, count, heading, size, styled, table
 from lastword.errors import InvalidError
 
-_SHOWN = ["lastword.compaction.job", "lastword.tiering"]
+_SHOWN = ["lastword.compaction.job", "lastword.maintenance.tiering"]
 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Show what would be done and about reclaimed; change nothing.")

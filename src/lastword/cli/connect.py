@@ -132,7 +132,7 @@ def reset(session: Session, name: NameArgument, yes: YesOption = False) -> None:
     get a tombstone then. A slot in PostgreSQL stays.
     """
     from lastword.connect import states
-    from lastword.identity import refuse_copy
+    from lastword.folder.identity import refuse_copy
 
     refuse_copy(session.data_folder)
     if not session.confirm(
@@ -150,9 +150,9 @@ def reset(session: Session, name: NameArgument, yes: YesOption = False) -> None:
 def _target(session: Session, *, create: bool) -> Iterator[Target]:
     """The log, opened here as its writer; where another process is that, read beside it."""
     import lastword
-    from lastword import running
     from lastword.connect.target import BesideTarget, LogTarget
-    from lastword.locks import writer_channel
+    from lastword.folder import running
+    from lastword.folder.locks import writer_channel
 
     log = None
     # A server's broker may be just being started again: its role is not free.
@@ -187,7 +187,7 @@ def _answer_metrics(address: str) -> None:
 
 
 def _create_by_server(session: Session, name: str, partitions: int, config: Mapping[str, str]) -> object:
-    from lastword import running
+    from lastword.folder import running
 
     if running.load(session.data_folder) is None:
         raise InvalidError(

@@ -17,8 +17,8 @@ from lastword.errors import InvalidError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from lastword.log.topic import Start, Topic
     from lastword.record import Record
-    from lastword.topic import Start, Topic
 
 POLL_RECORDS = 500
 FOLLOW_WAIT_S = 0.25
@@ -182,7 +182,7 @@ def _print_records(
 
 
 def _print_batches(batches: Iterable[pa.RecordBatch], printer: _Printer, max_records: int | None) -> None:
-    from lastword.reader import to_records
+    from lastword.segments.rows import to_records
 
     left = max_records
     for batch in batches:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from lastword.log import Log
-    from lastword.worker import Worker
+    from lastword.maintenance.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +269,7 @@ class Direct:
     def run_worker_once(self) -> Data:
         import lastword
         from lastword.clock import SystemClock
-        from lastword.locks import Role, RoleLock
+        from lastword.folder.locks import Role, RoleLock
         from lastword.operations.working import run_worker_once
         from lastword.serve.priority import give_way
 
@@ -284,10 +284,10 @@ class Direct:
     def status(self) -> Data:
         from dataclasses import asdict
 
-        from lastword import running
         from lastword.clock import SystemClock
         from lastword.connect.states import load_statuses
-        from lastword.locks import Role, holder
+        from lastword.folder import running
+        from lastword.folder.locks import Role, holder
         from lastword.operations.working import worker_status
 
         folder = self.session.data_folder

@@ -23,7 +23,7 @@ import typer
 
 from lastword.cli.output import Output
 from lastword.errors import InvalidError
-from lastword.locks import name_command
+from lastword.folder.locks import name_command
 
 if TYPE_CHECKING:
     from lastword.cli.backend import Backend
@@ -94,10 +94,10 @@ class Session:
     @property
     def backend(self) -> Backend:
         """Who does what commands ask for: the server that holds the data folder, else this process."""
-        from lastword import running
         from lastword.cli.direct import Direct
         from lastword.cli.remote import Remote
-        from lastword.identity import refuse_copy
+        from lastword.folder import running
+        from lastword.folder.identity import refuse_copy
 
         refuse_copy(self.data_folder)
         server = running.load(self.data_folder)

@@ -11,7 +11,7 @@ from lastword.cli.options import Session, YesOption, command
 from lastword.cli.output import count, facts
 
 if TYPE_CHECKING:
-    from lastword.relocating import Relocation
+    from lastword.maintenance.relocating import Relocation
 
 AsCopyOption = Annotated[
     bool,
@@ -36,8 +36,8 @@ def relocate(session: Session, as_copy: AsCopyOption = False, yes: YesOption = F
     A copy becomes a folder of its own, with a new identity; the original is not touched. A folder that was moved stays
     the same one. The metadata of its tables is rewritten for the new place; data files stay as they are.
     """
-    from lastword import relocating
-    from lastword.folder import Storage, check_folder, load_config
+    from lastword.maintenance import relocating
+    from lastword.segments.storage import Storage, check_folder, load_config
 
     folder = session.data_folder.absolute()
     check_folder(folder, create=False)

@@ -15,9 +15,9 @@ from urllib.parse import quote, urlencode, urlsplit
 from lastword.cli.backend import Appender, Data, Progress
 from lastword.clock import SystemClock
 from lastword.errors import UnavailableError
-from lastword.problems import from_problem
+from lastword.folder.problems import from_problem
+from lastword.folder.running import RunningServer
 from lastword.record_json import Parsed, parsed_data
-from lastword.running import RunningServer
 
 WAIT_MS = 15_000
 """How long a command waits for a server whose broker is just being started again."""

@@ -104,7 +104,7 @@ def serve(
 def _options(session: Session, kafka: str | None, admin: str | None, connect: Path | None) -> ServeOptions:
     from lastword.config import BrokerConfig
     from lastword.config.values import split_address
-    from lastword.identity import refuse_copy
+    from lastword.folder.identity import refuse_copy
     from lastword.serve.child import ServeOptions
 
     refuse_copy(session.data_folder)

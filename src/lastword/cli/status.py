@@ -28,7 +28,7 @@ def status(session: Session) -> None:
 
 
 def look(session: Session) -> dict[str, Any]:
-    from lastword import running
+    from lastword.folder import running
 
     found = session.backend.status()
     if (

@@ -13,8 +13,8 @@ from lastword.errors import InvalidError, UnknownTopicError
 
 if TYPE_CHECKING:
     from lastword.log import Log
+    from lastword.maintenance.takeover import TakenOver
     from lastword.segments.table import Owner, TopicInfo
-    from lastword.takeover import TakenOver
 
 TopicsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[TOPIC]...", help="The topics.", show_default=False)
@@ -74,7 +74,7 @@ def takeover(
 
 def _begin(session: Session) -> None:
     """Make a data folder of a new one: where the old host is gone, this one has nothing but settings."""
-    from lastword.folder import FORMAT_FILE, Storage, load_config
+    from lastword.segments.storage import FORMAT_FILE, Storage, load_config
 
     folder = session.data_folder
     if (

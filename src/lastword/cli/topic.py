@@ -270,7 +270,7 @@ def _repair_parts(plan: dict[str, Any]) -> list[Any]:
     app,
     "seal",
     examples=["lastword topic seal users", "lastword topic seal users --json"],
-    shown=["lastword.tiering"],
+    shown=["lastword.maintenance.tiering"],
 )
 def seal(session: Session, name: TopicArgument) -> None:
     """Commit everything that is only in the WAL as sealed segments.

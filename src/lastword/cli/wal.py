@@ -152,8 +152,8 @@ def export(
     locked or changed. The exit code is 1 if some of them are damaged.
     """
     from lastword.clock import SystemClock
-    from lastword.folder import Storage, check_folder, load_config
-    from lastword.rescue import local_records
+    from lastword.maintenance.rescue import local_records
+    from lastword.segments.storage import Storage, check_folder, load_config
 
     folder = session.data_folder.absolute()
     check_folder(folder, create=False)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lastword import disk
 from lastword.compaction.rules import ReaderHold
+from lastword.folder import disk
 
 UPTIME_FILE = "uptime.json"
 _DOWN_AFTER_MS = 15 * 60 * 1000

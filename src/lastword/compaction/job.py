@@ -32,7 +32,8 @@ from lastword.compaction.rules import OldestTombstones, ReaderHold
 from lastword.compaction.unit import Outcome, Unit
 from lastword.config import BrokerConfig, TopicSettings
 from lastword.errors import ConflictError, LastwordError, UnavailableError
-from lastword.leases import HeldLease, LeaseKeeper
+from lastword.folder.leases import HeldLease, LeaseKeeper
+from lastword.folder.steps import reached
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.sketch import Sketches
 from lastword.segments.table import (
@@ -45,7 +46,6 @@ from lastword.segments.table import (
     check_not_deleted,
     retry_on_conflict,
 )
-from lastword.steps import reached
 
 logger = logging.getLogger(__name__)
 

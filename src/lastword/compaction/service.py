@@ -28,9 +28,9 @@ from lastword.compaction.job import (
 )
 from lastword.config import BrokerConfig
 from lastword.errors import InvalidConfigError, LastwordError, UnavailableError, UnknownPartitionError
-from lastword.leases import LeaseKeeper
-from lastword.reader import ATTEMPTS, clip, to_records, with_partition
+from lastword.folder.leases import LeaseKeeper
 from lastword.record import Record
+from lastword.segments.rows import ATTEMPTS, clip, to_records, with_partition
 from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
 
 logger = logging.getLogger(__name__)

@@ -36,8 +36,8 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from lastword import batch, disk
-from lastword.backup.belongings import JOURNAL, SINK_OF_SOURCE, appending
+from lastword import batch
+from lastword.batch.partitioner import Turns, partitions_of
 from lastword.connect.protocol import Chunk, Position, SourceRecord
 from lastword.connect.target import Target
 from lastword.errors import (
@@ -47,11 +47,12 @@ from lastword.errors import (
     OffsetOutOfRangeError,
     UnknownTopicError,
 )
-from lastword.partitioner import Turns, partitions_of
+from lastword.folder import disk
+from lastword.folder.steps import reached
+from lastword.log.topic import BATCH_BYTES, Topic
+from lastword.maintenance.backup.belongings import JOURNAL, SINK_OF_SOURCE, appending
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, TimestampType
-from lastword.staged import Piece, Sink, Unit
-from lastword.steps import reached
-from lastword.topic import BATCH_BYTES, Topic
+from lastword.wal.staged import Piece, Sink, Unit
 
 MAX_SPAN: Final = 2**31
 """Offsets that one batch can span."""

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from lastword import disk, running
 from lastword.broker.groups.records import CommittedOffset, OffsetKey, SavedGroup, offset_record
 from lastword.broker.groups.replay import GROUPS_TOPIC, replay, with_positions
 from lastword.connect.protocol import GroupOffset, TakenOver
 from lastword.connect.target import LogTarget, Target
 from lastword.errors import InvalidError, UnavailableError, UnknownTopicError
+from lastword.folder import disk, running
 from lastword.log import Log
 from lastword.record import NewRecord
 

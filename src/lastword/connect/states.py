@@ -14,11 +14,11 @@ import os
 from pathlib import Path
 from typing import Any, Final, Self
 
-from lastword import disk
-from lastword.backup.belongings import CONNECT_FOLDER
 from lastword.clock import Clock, SystemClock
 from lastword.connect.appender import forget_position
 from lastword.errors import LockedError, UnknownSourceError
+from lastword.folder import disk
+from lastword.maintenance.backup.belongings import CONNECT_FOLDER
 
 LOCK_WAIT_MS: Final = 2_000
 """Whoever asks how a source is holds its lock for a moment, and one that was just paused until its chunk is done."""

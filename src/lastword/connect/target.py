@@ -15,12 +15,12 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword import staged
 from lastword.clock import Clock
 from lastword.errors import LastwordError, UnavailableError, UnknownTopicError, WriteFailedError
 from lastword.log import Log
-from lastword.reader import PartitionReader
-from lastword.topic import Topic
+from lastword.log.topic import Topic
+from lastword.reading.reader import PartitionReader
+from lastword.wal import staged
 
 FIRST_WINDOW: Final = 65_536
 """Offsets that are searched for a key first, from the end of a partition backwards; then ever more."""
@@ -150,7 +150,7 @@ class TargetReads:
 
     def newest(self, topic: str, keys: Iterable[bytes]) -> dict[bytes, bytes | None]:
         """The newest value of each key, searched from the end of each partition backwards."""
-        from lastword.partitioner import partition_of
+        from lastword.batch.partitioner import partition_of
 
         found: dict[bytes, bytes | None] = {}
         opened = self._target.topic(topic)

@@ -1,14 +1,16 @@
 """Says of each record where it is, whether it stays or goes in the next compaction run, by which rule, and until when.
 
+look.py       a partition as the run will find it: its segments, and the WAL sealed to a scratch folder
+contest.py    who wins among some keys
+verdict.py    what that means for one record: the rule, what it waits for, until when
+words.py      the same for people
+model.py      what an explanation says
+data.py       explanations as plain data
+partition.py  all of it, for one partition
+
 Nothing here decides about records. The plan is compaction's own (compaction/plan.py), and so are the rules, the walk
 over the keys (compaction/survivors.py) and what is left alone (compaction/kernels.py); this asks them about some
 records and puts the answer into words.
-
-    look        a partition as the run will find it: its segments, and the WAL sealed to a scratch folder
-    contest     who wins among some keys
-    verdict     what that means for one record: the rule, what it waits for, until when
-    words       the same for people
-    partition   all of it, for one partition
 """
 
 from lastword.explain.model import (

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from lastword import tiering
 from lastword.config import TopicSettings
 from lastword.errors import CorruptError
 from lastword.explain.model import Place, PlaceKind
+from lastword.maintenance import tiering
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.table import Positions, Segment, SegmentTable, Snapshot
 from lastword.wal import checkpoint as checkpoints

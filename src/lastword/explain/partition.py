@@ -32,10 +32,11 @@ from lastword.explain.contest import Found, contest, spared
 from lastword.explain.look import Look, PlacedSegment, Sealing, look
 from lastword.explain.model import VALUE_BYTES, ExplainedRecord, PartitionExplanation, Run
 from lastword.explain.verdict import Facts, RunFacts, verdict
-from lastword.reader import ATTEMPTS, PartitionReader
+from lastword.reading.reader import PartitionReader
 from lastword.record import NO_TIMESTAMP_MS, TimestampType
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment
+from lastword.segments.rows import ATTEMPTS
 from lastword.segments.sketch import Sketches
 from lastword.segments.table import Segment, SegmentGoneError, SegmentTable, Snapshot
 

@@ -11,8 +11,8 @@ from lastword.operations.topics import Data, Progress, no_progress
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lastword.backup.manifest import Manifest, SavedTopic
     from lastword.log import Log
+    from lastword.maintenance.backup.manifest import Manifest, SavedTopic
 
 
 def make_backup(
@@ -47,7 +47,7 @@ def make_backup(
 
 def list_backups(place: str, *, properties: Mapping[str, str] | None = None) -> Data:
     """The backups at a place, oldest first."""
-    from lastword.backup.restoring import backups
+    from lastword.maintenance.backup.restoring import backups
 
     found, problems = backups(place, properties=properties)
     return {"place": place, "backups": [_backup_data(each) for each in found], "problems": problems}
@@ -64,7 +64,7 @@ def restore_backup(
     progress: Progress = no_progress,
 ) -> Data:
     """Make a log of a backup."""
-    from lastword.backup.restoring import restore
+    from lastword.maintenance.backup.restoring import restore
 
     report = restore(
         source,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from lastword.compaction.job import CompactionReport, PartitionReport
     from lastword.compaction.plan import PartitionPlan
     from lastword.log import Log
+    from lastword.log.topic import Topic
     from lastword.segments.table import Snapshot
-    from lastword.topic import Topic
 
 Stop = Callable[[], bool]
 

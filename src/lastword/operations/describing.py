@@ -6,14 +6,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import CorruptError, UnavailableError
-from lastword.lifecycle import wal_folder
-from lastword.locks import Role, holder
-from lastword.readers import CommittedPositions
-from lastword.worker_state import load_status
+from lastword.folder.locks import Role, holder
+from lastword.folder.paths import wal_folder
+from lastword.maintenance.worker_state import load_status
+from lastword.reading.readers import CommittedPositions
 
 if TYPE_CHECKING:
     from lastword.log import Log
-    from lastword.topic import PartitionDescription, Topic, TopicDescription
+    from lastword.log.topic import PartitionDescription, Topic, TopicDescription
 
 MOST_FOOTERS = 256
 """Garbage is estimated from the footers of segments, each a small read; of more segments it would take too long."""

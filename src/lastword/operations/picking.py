@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lastword import timetravel
 from lastword.errors import UnavailableError
-from lastword.reader import ATTEMPTS, PartitionReader, with_partition
+from lastword.log.topic import Topic
+from lastword.reading import timetravel
+from lastword.reading.reader import PartitionReader
+from lastword.reading.state import at_offsets
+from lastword.reading.timetravel import AsOf, View
 from lastword.record import Record
+from lastword.segments.rows import ATTEMPTS, with_partition
 from lastword.segments.table import SegmentGoneError
-from lastword.state import at_offsets
-from lastword.timetravel import AsOf, View
-from lastword.topic import Topic
 from lastword.wal.reader import OffsetGoneError
 
 T = TypeVar("T")

@@ -21,13 +21,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword import timetravel
 from lastword.errors import CorruptError
+from lastword.log.topic import Topic
 from lastword.operations.picking import Source, Taken, look, pick
-from lastword.reader import PartitionReader, to_records
+from lastword.reading import timetravel
+from lastword.reading.reader import PartitionReader
+from lastword.reading.timetravel import AsOf, View
 from lastword.record import Record
-from lastword.timetravel import AsOf, View
-from lastword.topic import Topic
+from lastword.segments.rows import to_records
 
 Place = Mapping[int, int]
 """By partition an offset: the first one behind the place."""

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from lastword.batch import Compression
 from lastword.errors import InvalidError
 from lastword.operations.state_page import state_page
-from lastword.reader import to_records
+from lastword.reading.timetravel import AsOf
 from lastword.record_json import Parsed, parse_time, record_data
-from lastword.timetravel import AsOf
+from lastword.segments.rows import to_records
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from lastword.log import Log
-    from lastword.topic import Start, Topic
+    from lastword.log.topic import Start, Topic
 
 COMPRESSIONS = tuple(each.name.lower() for each in Compression)
 

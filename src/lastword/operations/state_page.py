@@ -19,15 +19,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword import timetravel
 from lastword.compaction import strategy
 from lastword.config import TopicSettings
+from lastword.log.topic import Topic
 from lastword.operations.picking import Source, Taken, look, pick
-from lastword.reader import PartitionReader, clip, to_records
+from lastword.reading import timetravel
+from lastword.reading.reader import PartitionReader
+from lastword.reading.state import contest, once_each
+from lastword.reading.timetravel import AsOf, View
 from lastword.record import Record
-from lastword.state import contest, once_each
-from lastword.timetravel import AsOf, View
-from lastword.topic import Topic
+from lastword.segments.rows import clip, to_records
 
 MOST_BYTES = 16 << 20
 """Keys and versions of so many bytes compete at once; some copies of them are in memory then."""

@@ -13,7 +13,7 @@ from lastword.record_json import snapshot_id_text
 if TYPE_CHECKING:
     from lastword.config import EffectiveSetting
     from lastword.log import Log
-    from lastword.repairing import RepairPlan
+    from lastword.maintenance.repairing import RepairPlan
     from lastword.segments.table import Snapshot
 
 Data = dict[str, Any]
@@ -79,7 +79,7 @@ def alter_topic(
     partitions: int | None,
 ) -> Data:
     """Needs the writer."""
-    from lastword.log import warning_of_more_partitions
+    from lastword.log.log import warning_of_more_partitions
 
     unset = list(unset)
     if not set_config and not unset and partitions is None:

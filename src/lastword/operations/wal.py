@@ -13,7 +13,7 @@ from lastword.wal.files import ASIDE_FOLDER, file_name
 
 if TYPE_CHECKING:
     from lastword.log import Log
-    from lastword.topic import Topic
+    from lastword.log.topic import Topic
     from lastword.wal.deleter import LocalFile, LocalWal
     from lastword.wal.repair import DamagedRange
 

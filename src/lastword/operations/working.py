@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from lastword.locks import Role, holder
-from lastword.worker_state import load_status
+from lastword.folder.locks import Role, holder
+from lastword.maintenance.worker_state import load_status
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lastword.worker import Worker
-    from lastword.worker_state import WorkerStatus
+    from lastword.maintenance.worker import Worker
+    from lastword.maintenance.worker_state import WorkerStatus
 
 
 def worker_status(data_folder: Path) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """A compaction as something to watch: frames of a run, from the engine's own plan, walk, verdicts and snapshots.
 
-    code      the steps of a run as short, readable code; each frame names the line that it is at
-    walk      finding the winners, one record at a time, on the real finder and its real set of keys
-    frames    a picture of a partition; the frames of a run, before it is made and after
-    story     alice, bob and carol: a log of its own with a clock that can be moved
+code.py    the steps of a run as short, readable code; each frame names the line that it is at
+walk.py    finding the winners, one record at a time, on the real finder and its real set of keys
+frames.py  a picture of a partition; the frames of a run, before it is made and after
+story.py   alice, bob and carol: a log of its own with a clock that can be moved
 
 Everything that is returned is plain data for JSON. Of long values there is only the beginning.
 """

@@ -33,12 +33,12 @@ from lastword.errors import InvalidError, UnavailableError
 from lastword.explain import PartitionExplanation, Question, explain_partition
 from lastword.explain.data import beginning, record_data
 from lastword.log import Log
-from lastword.reader import to_records
+from lastword.log.topic import Topic
 from lastword.record_json import json_bytes, snapshot_id_text
 from lastword.scene import code
 from lastword.scene.walk import WalkStep, walk
+from lastword.segments.rows import to_records
 from lastword.segments.table import Segment, Snapshot
-from lastword.topic import Topic
 
 MAX_RECORDS = 500
 """Of a partition that can be watched."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 
 from pyiceberg.table import Table
 
-from lastword import steps
+from lastword.folder import steps
 from lastword.segments.fileio import FileTree, StoredFile, SyncedFileIO, bare_path
 from lastword.segments.foreign import decoding
 from lastword.segments.manifests import files_of, manifests_of

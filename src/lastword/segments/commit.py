@@ -22,9 +22,9 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 
-from lastword import steps
 from lastword.clock import new_uuid
 from lastword.errors import LastwordError, StorageError
+from lastword.folder import steps
 from lastword.segments.foreign import FAILURES, mapped
 from lastword.segments.mapping import (
     COMMIT_ID,

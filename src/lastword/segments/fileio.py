@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow.fs as pafs
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
-from lastword import disk
 from lastword.errors import InvalidConfigError
+from lastword.folder import disk
 
 FILE_IO = f"{__name__}.SyncedFileIO"
 

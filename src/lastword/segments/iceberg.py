@@ -27,7 +27,6 @@ from pyiceberg.io import PY_IO_IMPL
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from lastword import steps
 from lastword.clock import Clock, new_uuid
 from lastword.errors import (
     ConflictError,
@@ -39,6 +38,7 @@ from lastword.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from lastword.folder import steps
 from lastword.segments import mapping
 from lastword.segments.commit import Change, summary_of
 from lastword.segments.fileio import FILE_IO, FileTree, SyncedFileIO, bare_path, io_properties, warehouse_uri

@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lastword import steps
 from lastword.clock import new_uuid
 from lastword.errors import CorruptError, StorageError
+from lastword.folder import steps
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
 from lastword.segments.fileio import SyncedFileIO
 from lastword.segments.foreign import mapped

@@ -34,9 +34,9 @@ from pyiceberg.serializers import FromInputFile, ToOutputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot as IcebergSnapshot
 
-from lastword import steps
 from lastword.clock import new_uuid
 from lastword.errors import CorruptError, StorageError
+from lastword.folder import steps
 from lastword.segments.fileio import bare_path
 from lastword.segments.foreign import decoding, mapped
 

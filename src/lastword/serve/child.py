@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lastword.errors import LastwordError
-from lastword.locks import name_command
-from lastword.problems import to_problem
+from lastword.folder.locks import name_command
+from lastword.folder.problems import to_problem
 
 ORPHAN_S = 30.0
 """How long a process whose supervisor is gone may take to end in order."""

@@ -26,11 +26,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lastword import running
 from lastword.clock import Clock
 from lastword.errors import LockedError, UnavailableError
-from lastword.problems import from_problem
-from lastword.running import ChildProcess, RunningServer
+from lastword.folder import running
+from lastword.folder.problems import from_problem
+from lastword.folder.running import ChildProcess, RunningServer
 from lastword.serve.child import ServeOptions
 from lastword.serve.forked import Forked, Nursery, show_ending
 

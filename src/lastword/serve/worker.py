@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from lastword import metrics
-from lastword.channel import JobServer, ReportProgress
 from lastword.clock import SystemClock
 from lastword.errors import InvalidError, LastwordError
-from lastword.locks import Role, RoleLock
+from lastword.folder.channel import JobServer, ReportProgress
+from lastword.folder.locks import Role, RoleLock
 from lastword.log import Log
 from lastword.log import open as open_log
+from lastword.maintenance.worker import Worker
 from lastword.operations import backups, cleaning, compaction, explaining, topics, working
 from lastword.operations.maintaining import wait_for_maintenance
 from lastword.serve.child import Leash, ServeOptions
 from lastword.serve.ending import STOP_S, StopRequest, in_thread
 from lastword.serve.priority import give_way
-from lastword.worker import Worker
 
 logger = logging.getLogger("lastword.serve.worker")
 

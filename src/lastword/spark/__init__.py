@@ -6,6 +6,8 @@
     users = spark.read.format("lastword").option("path", folder).option("topic", "users").option("view", "state").load()
 
 options.py   what a user may say
+schema.py    the columns of a topic
+opened.py    logs that this process has open for reading
 filters.py   what Spark's filters mean for which files are opened
 tasks.py     what executors are given, and how they read it
 plan.py      from a topic, options and filters to tasks

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from lastword.errors import InvalidError
+from lastword.reading.timetravel import AsOf
 from lastword.record_json import parse_time
-from lastword.timetravel import AsOf
 
 COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
 """What is read where `columns` does not say otherwise."""

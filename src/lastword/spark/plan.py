@@ -13,20 +13,21 @@ from typing import Final, Literal
 import numpy as np
 from pyspark.sql.datasource import InputPartition
 
-from lastword import timetravel
 from lastword.clock import new_uuid
 from lastword.errors import InvalidError, OffsetOutOfRangeError, UnavailableError
-from lastword.leases import Lease, LeaseKeeper
+from lastword.folder.leases import Lease, LeaseKeeper
 from lastword.log import Log
-from lastword.reader import ATTEMPTS, PartitionReader
+from lastword.log.topic import Topic
+from lastword.reading import timetravel
+from lastword.reading.reader import PartitionReader
+from lastword.reading.timetravel import View
+from lastword.segments.rows import ATTEMPTS
 from lastword.segments.table import SegmentGoneError
 from lastword.spark import winners
 from lastword.spark.filters import Wanted
 from lastword.spark.opened import opened
 from lastword.spark.options import Bound, ReadOptions
 from lastword.spark.tasks import EmptyTask, Pin, SealedPart, SealedTask, TailTask
-from lastword.timetravel import View
-from lastword.topic import Topic
 from lastword.wal.reader import OffsetGoneError
 
 TASKS_A_CORE: Final = 2

@@ -25,15 +25,15 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 import lastword
-from lastword import disk
 from lastword.clock import SystemClock, monotonic_s, new_uuid
 from lastword.errors import InvalidError, UnavailableError
+from lastword.folder import disk
+from lastword.folder.steps import reached
+from lastword.log.topic import Topic
 from lastword.spark.opened import opened
 from lastword.spark.options import Where, WriteOptions
 from lastword.spark.schema import check_writable
-from lastword.staged import Piece, Sink, Unit, ask_writer
-from lastword.steps import reached
-from lastword.topic import Topic
+from lastword.wal.staged import Piece, Sink, Unit, ask_writer
 
 QUERY_ID: Final = "sql.streaming.queryId"
 """Under this name Spark tells tasks the id that a query keeps over restarts."""

@@ -24,7 +24,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from lastword.errors import InvalidError, OffsetOutOfRangeError
-from lastword.reader import PartitionReader
+from lastword.log.topic import Topic
+from lastword.reading.reader import PartitionReader
+from lastword.reading.timetravel import View, view_now
 from lastword.segments.table import SegmentGoneError
 from lastword.spark import plan, tasks
 from lastword.spark.filters import EVERYTHING
@@ -32,8 +34,6 @@ from lastword.spark.opened import opened
 from lastword.spark.options import ReadOptions
 from lastword.spark.process import settle
 from lastword.spark.schema import arrow_schema
-from lastword.timetravel import View, view_now
-from lastword.topic import Topic
 
 Positions = dict[int, int]
 

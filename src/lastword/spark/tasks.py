@@ -21,7 +21,7 @@ from pyspark.sql.datasource import InputPartition
 
 from lastword.clock import SystemClock
 from lastword.errors import OffsetOutOfRangeError, StorageError, UnavailableError
-from lastword.leases import LeaseKeeper
+from lastword.folder.leases import LeaseKeeper
 from lastword.record import TimestampType
 from lastword.segments.parquet import FORMAT_KEY, SegmentFiles
 from lastword.segments.raw import RawSegment, RowGroup
@@ -30,7 +30,7 @@ from lastword.spark.filters import EVERYTHING, Wanted
 from lastword.spark.options import Where
 
 if TYPE_CHECKING:
-    from lastword.reader import PartitionReader
+    from lastword.reading.reader import PartitionReader
 
 BATCH_ROWS: Final = 4 * 1024
 BATCH_BYTES: Final = 1 << 20

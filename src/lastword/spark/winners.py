@@ -23,17 +23,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword import timetravel
+from lastword.batch.partitioner import Turns, partitions_of
 from lastword.clock import new_uuid
 from lastword.compaction import strategy
 from lastword.compaction.keyset import BestVersions, KeySet
 from lastword.config import TopicSettings
-from lastword.partitioner import Turns, partitions_of
-from lastword.reader import PartitionReader
+from lastword.reading import timetravel
+from lastword.reading.reader import PartitionReader
+from lastword.reading.timetravel import View
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment
 from lastword.segments.table import Segment
-from lastword.timetravel import View
 
 Mask = npt.NDArray[np.uint8]
 Run = tuple[int, pa.Array]

@@ -1,4 +1,7 @@
-"""For the tests of those who build on Lastword: a clock to move by hand, and what a compaction service must do.
+"""For the tests of those who build on Lastword.
+
+clock.py               a clock to move by hand
+compaction_service.py  what a compaction service must do
 
 pytest is not needed to import this; where it is running, failed assertions of the contract show their values.
 """

@@ -19,14 +19,14 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import lastword
-from lastword import compacted
 from lastword.compaction.service import CompactionRequest, TopicCompactionService
 from lastword.errors import LastwordError
-from lastword.lanes import Lane
 from lastword.log import Log
+from lastword.log.topic import Topic
+from lastword.maintenance.lanes import Lane
+from lastword.reading import compacted
 from lastword.record import NO_TIMESTAMP_MS, Header, NewRecord, Record, TimestampType
 from lastword.testing.clock import ManualClock
-from lastword.topic import Topic
 
 HOUR_MS = 3_600_000
 ASKED_FOR = CompactionRequest(asked_for=True)

@@ -9,5 +9,15 @@ A partition's folder, `wal/<namespace>/<topic>/<topic id>/<partition>/`:
     deleter.json      the deleter's: where the WAL starts now
     aside/            what recovery cut off or repair replaced, kept for a while for people to look at
 
-Read in this order: files, state, checkpoint (the formats); writer; recovery; reader; deleter; repair.
+files.py       names of files, and the batches in one
+state.py       `wal.state`
+checkpoint.py  `writer.json` and `deleter.json`
+producers.py   what is known of idempotent producers
+writer.py      the only one that appends
+flusher.py     syncs once in a while
+recovery.py    opens a WAL, whatever state it was left in
+reader.py      reads by offset, beside the writer
+deleter.py     removes files that are sealed
+repair.py      finds damage, and leaves it behind
+staged.py      many records to several partitions as one unit
 """

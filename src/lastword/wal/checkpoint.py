@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from lastword import disk
+from lastword.folder import disk
 from lastword.wal.files import WalFile
 
 WRITER_FILE = "writer.json"

@@ -18,7 +18,7 @@ from typing import Literal
 
 from lastword import metrics
 from lastword.config import BrokerConfig, TopicSettings
-from lastword.steps import reached
+from lastword.folder.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import producers
 from lastword.wal.checkpoint import DeleterCheckpoint

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lastword import batch, disk
+from lastword import batch
 from lastword.batch import BatchHeader
 from lastword.errors import FencedProducerError, OutOfOrderSequenceError
+from lastword.folder import disk
 from lastword.wal.files import WalFile
 
 logger = logging.getLogger(__name__)

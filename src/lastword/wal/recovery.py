@@ -23,9 +23,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
 
-from lastword import batch, disk
+from lastword import batch
 from lastword.errors import CorruptError
-from lastword.steps import reached
+from lastword.folder import disk
+from lastword.folder.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import producers
 from lastword.wal import state as states

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lastword import batch, disk
+from lastword import batch
 from lastword.errors import CorruptError
-from lastword.steps import reached
+from lastword.folder import disk
+from lastword.folder.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import state as states
 from lastword.wal.checkpoint import WriterCheckpoint

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from lastword import disk
+from lastword.folder import disk
 
 FILE_NAME = "wal.state"
 

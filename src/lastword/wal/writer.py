@@ -27,11 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lastword import batch, disk
+from lastword import batch
 from lastword.clock import Clock
 from lastword.config import TopicSettings, WalSync
 from lastword.errors import ClosedError, InvalidRecordError, OffsetOutOfRangeError, WriteFailedError
-from lastword.steps import reached
+from lastword.folder import disk
+from lastword.folder.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import producers
 from lastword.wal.checkpoint import WriterCheckpoint

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from lastword import metrics
 from lastword.admin.exposition import exposition
 from lastword.errors import UnavailableError
-from lastword.running import ChildProcess, this_process
+from lastword.folder.running import ChildProcess, this_process
 
 
 def text_of_worker() -> str:

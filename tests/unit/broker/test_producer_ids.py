@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lastword.backup.belongings import PRODUCER_IDS
 from lastword.broker.producers import BLOCK, ProducerIds
 from lastword.errors import StorageError
+from lastword.maintenance.backup.belongings import PRODUCER_IDS
 
 
 def test_ids_are_never_given_again(tmp_path: Path) -> None:

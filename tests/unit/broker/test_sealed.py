@@ -16,7 +16,7 @@ from lastword.broker import sealed
 from lastword.broker.offsets import end_of_epoch
 from lastword.broker.sealed import Chunk, SealedData, read_sealed
 from lastword.log import Log
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 INLINE = "lastword.compaction.inline:InlineCompactionServiceFactory"
 

@@ -16,7 +16,7 @@ from lastword.broker import tail as tail_module
 from lastword.broker.tail import Tail, TailBytes, WouldBlockError
 from lastword.errors import CorruptError
 from lastword.log import Log
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 from lastword.wal.reader import OffsetGoneError
 
 

@@ -15,7 +15,7 @@ from lastword.compaction.engine import Failure, InlineEngine, Job, Result, TooLa
 from lastword.compaction.job import Compactor, Target
 from lastword.compaction.plan import Way
 from lastword.config import BrokerConfig
-from lastword.leases import live_leases
+from lastword.folder.leases import live_leases
 from lastword.record import NewRecord
 
 SECOND = 1000

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from tests.support.segments import append, local_place, new_topic, records, write_segment
 
-from lastword.partitioner import Turns, partitions_of
+from lastword.batch.partitioner import Turns, partitions_of
 from lastword.segments import sketch as sketches
 from lastword.segments.sketch import KeySketch, Sketches, distinct_keys
 

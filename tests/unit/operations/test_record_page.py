@@ -13,11 +13,11 @@ from tests.support.logs import open_log
 
 from lastword.errors import CorruptError
 from lastword.log import Log
+from lastword.log.topic import Topic
 from lastword.operations import record_page as pages
 from lastword.operations.record_page import RecordPage, place_of_offset, place_of_time, record_page
+from lastword.reading.timetravel import AsOf
 from lastword.record import NewRecord, Record
-from lastword.timetravel import AsOf
-from lastword.topic import Topic
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from tests.support.clock import ManualClock
 from tests.support.logs import open_log
 
 from lastword.log import Log
+from lastword.log.topic import Topic
 from lastword.operations import state_page as pages
 from lastword.operations.state_page import StatePage, state_page
+from lastword.reading.timetravel import AsOf
 from lastword.record import NewRecord, Record
-from lastword.timetravel import AsOf
-from lastword.topic import Topic
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lastword.errors import InvalidError
+from lastword.reading.timetravel import AsOf
 from lastword.spark.options import (
     COLUMNS,
     Bound,
@@ -13,7 +14,6 @@ from lastword.spark.options import (
     stream_options,
     write_options,
 )
-from lastword.timetravel import AsOf
 
 HERE = {"path": "/data", "topic": "users"}
 

@@ -15,8 +15,9 @@ from tests.support.spark_source import files_of, given, read, rows_of
 
 from lastword.clock import SystemClock
 from lastword.errors import InvalidError, OffsetOutOfRangeError
-from lastword.leases import live_leases
+from lastword.folder.leases import live_leases
 from lastword.log import Log
+from lastword.log.topic import Topic
 from lastword.record import NewRecord
 from lastword.segments.parquet import ROW_GROUP_ROWS
 from lastword.spark.filters import EVERYTHING
@@ -25,7 +26,6 @@ from lastword.spark.plan import plan_batch
 from lastword.spark.schema import arrow_schema, read_schema
 from lastword.spark.tasks import SealedTask
 from lastword.spark.tasks import read as read_task
-from lastword.topic import Topic
 
 
 @pytest.fixture

@@ -24,15 +24,15 @@ from tests.support.forks import killed_at
 from tests.support.logs import open_log
 from tests.support.spark_source import STEPS
 
+from lastword.batch.partitioner import partition_of
 from lastword.errors import InvalidError, RecordTooLargeError, WriteFailedError
 from lastword.log import Log
-from lastword.partitioner import partition_of
+from lastword.log.topic import Topic
 from lastword.spark import sink
 from lastword.spark.options import Where, write_options
 from lastword.spark.schema import check_writable
 from lastword.spark.sink import BatchWriter, StagedRows
-from lastword.staged import Sink, ask_writer
-from lastword.topic import Topic
+from lastword.wal.staged import Sink, ask_writer
 
 KEY_AND_VALUE = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 

@@ -18,8 +18,8 @@ from lastword.connect.protocol import Chunk, SourceRecord
 from lastword.connect.target import LogTarget
 from lastword.errors import InvalidError, OffsetOutOfRangeError
 from lastword.log import Log
+from lastword.log.topic import Topic
 from lastword.record import NewRecord
-from lastword.topic import Topic
 
 CONFIG = {
     "wal.sync": "none",

@@ -13,14 +13,14 @@ from tests.support.spark_source import files_of, given, read, rows_of
 
 from lastword.errors import UnavailableError
 from lastword.log import Log
+from lastword.log.topic import Topic
+from lastword.reading.timetravel import AsOf
 from lastword.record_json import time_text
 from lastword.spark import tasks
 from lastword.spark.filters import EVERYTHING
 from lastword.spark.options import batch_options
 from lastword.spark.plan import plan_batch
 from lastword.spark.schema import arrow_schema, read_schema
-from lastword.timetravel import AsOf
-from lastword.topic import Topic
 
 INLINE = {
     "wal.sync": "none",

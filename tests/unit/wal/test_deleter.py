@@ -24,10 +24,11 @@ from tests.support.logs import (
     wal_seqs,
 )
 
-from lastword import metrics, steps
+from lastword import metrics
 from lastword.config import BrokerConfig
+from lastword.folder import steps
 from lastword.log import Log
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import deleter
 from lastword.wal.deleter import Deletion, LocalFile, LocalWal

@@ -8,9 +8,10 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.logs import WalFolder, numbered, one_batch, open_files, payloads, read_on
 
-from lastword import batch, disk
+from lastword import batch
 from lastword.batch import HEADER_BYTES
 from lastword.errors import CorruptError, StorageError, WriteFailedError
+from lastword.folder import disk
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal.checkpoint import DeleterCheckpoint
 from lastword.wal.reader import OffsetGoneError, WalExtent, WalReader, decode, read_file

@@ -17,8 +17,8 @@ from tests.support.logs import (
     one_batch,
 )
 
-from lastword import disk, steps
 from lastword.errors import CorruptError, WriteFailedError
+from lastword.folder import disk, steps
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal.checkpoint import DeleterCheckpoint
 from lastword.wal.reader import OffsetGoneError, WalReader

@@ -10,8 +10,9 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.logs import WalFolder, numbered, one_batch, settings
 
-from lastword import batch, disk, steps
+from lastword import batch
 from lastword.errors import ClosedError, WriteFailedError
+from lastword.folder import disk, steps
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal.checkpoint import DeleterCheckpoint
 from lastword.wal.files import walk

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from lastword.broker.node import Node
 from lastword.errors import CorruptError, UnknownTopicError
-from lastword.readers import group_positions, save_group_positions
+from lastword.reading.readers import group_positions, save_group_positions
 
 logger = logging.getLogger(__name__)
 

@@ -32,9 +32,9 @@ from lastword.broker.groups.records import (
 )
 from lastword.errors import CorruptError
 from lastword.log import Log
-from lastword.reader import to_records
+from lastword.log.topic import Topic
 from lastword.record import NewRecord, Record
-from lastword.topic import Topic
+from lastword.segments.rows import to_records
 from lastword.wal.repair import DamagedRange
 
 GROUPS_TOPIC = "__lastword_groups"

@@ -45,7 +45,7 @@ from lastword.broker.groups.store import Entry, GroupStore
 from lastword.broker.node import Node
 from lastword.clock import new_uuid
 from lastword.errors import CorruptError, InvalidError, LastwordError, UnavailableError, UnknownTopicError
-from lastword.topic import Topic
+from lastword.log.topic import Topic
 
 logger = logging.getLogger(__name__)
 

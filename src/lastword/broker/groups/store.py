@@ -27,8 +27,8 @@ from lastword.errors import (
     UnknownTopicError,
     WriteFailedError,
 )
+from lastword.log.topic import Topic
 from lastword.record import NewRecord
-from lastword.topic import Topic
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,206 @@
+"""Compaction as a log does it: loads the service that the settings name, and tells it what the log knows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lastword.clock import Clock, monotonic_s
+from lastword.compaction.engine import Engine
+from lastword.compaction.holds import ReaderPosition, Uptime, hold_of
+from lastword.compaction.job import CompactionReport, PartitionReport, Target, plan_target, topic_failed
+from lastword.compaction.plan import PartitionPlan
+from lastword.compaction.service import (
+    CompactionRequest,
+    CompactionServiceFactory,
+    CompactsManyTopics,
+    EngineFactory,
+    ServiceContext,
+    TopicCompactionService,
+    check_service,
+    load_factory,
+)
+from lastword.config import BrokerConfig, TopicSettings
+from lastword.errors import LastwordError
+from lastword.folder.leases import LeaseKeeper
+from lastword.segments.table import SegmentTable
+
+logger = logging.getLogger(__name__)
+
+TopicParts = tuple[SegmentTable, TopicSettings, dict[int, int], list[ReaderPosition]]
+"""A topic's table, settings, log ends, and where its named readers stand."""
+
+
+class Compaction:
+    """The compaction of a log's topics. The service is loaded and started with its first use."""
+
+    def __init__(
+        self,
+        parts: Callable[[str], TopicParts],
+        table: Callable[[str], SegmentTable],
+        *,
+        config: BrokerConfig,
+        data_folder: Path,
+        clock: Clock,
+        leases: LeaseKeeper,
+    ) -> None:
+        self._parts = parts
+        self._table = table
+        self._config = config
+        self._clock = clock
+        self._data_folder = data_folder
+        self._leases = leases
+        self._uptime = Uptime(data_folder)
+        self._loaded: CompactionServiceFactory | None = None
+        self._factory: CompactionServiceFactory | None = None
+        self._services: dict[str, TopicCompactionService] = {}
+        self._lock = threading.Lock()
+
+    def plan(
+        self,
+        topic: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        asked_for: bool = False,
+        force: bool = False,
+    ) -> list[PartitionPlan]:
+        """What would be compacted now, why, and about what it would reclaim. Nothing is changed."""
+        return plan_target(
+            self._target(topic),
+            clock=self._clock,
+            partitions=partitions,
+            asked_for=asked_for,
+            force=force,
+            estimates=True,
+        )
+
+    def run(self, topics: Sequence[str], request: CompactionRequest) -> CompactionReport:
+        """Compact topics: as one job where the service can, else one after the other."""
+        self._uptime.here(self._clock.now_ms())
+        factory = self.factory()
+        topics = [topic for topic in topics if (topic, None) not in request.exclude]
+        if isinstance(factory, CompactsManyTopics):
+            return factory.compact_topics(topics, request)
+        started_s = monotonic_s()
+        done: list[PartitionReport] = []
+        failed: list[tuple[str, str]] = []
+        late = [topic for topic, partition in request.last if partition is None]
+        for topic in sorted(topics, key=lambda each: late.index(each) if each in late else -1):
+            if request.stop():
+                break
+            service = self.service(topic)
+            if request.begin is not None:
+                request.begin([(topic, None)])
+            try:
+                done += service.compact(request)
+            except LastwordError as error:
+                failed.append(topic_failed(topic, error))
+            except Exception as error:
+                # A service may be anybody's: what it raises must not keep the other topics from their turn.
+                logger.exception("the compaction service of %s met an unexpected error", topic)
+                failed.append(topic_failed(topic, error))
+        return CompactionReport(
+            engine=type(factory).__name__,
+            partitions=tuple(done),
+            failed_topics=tuple(failed),
+            duration_s=monotonic_s() - started_s,
+        )
+
+    def check_factory(self) -> None:
+        """InvalidConfigError if the factory that the settings name can't be loaded. It is not started yet."""
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = load_factory(self._config.compaction_service_factory)
+
+    def factory(self) -> CompactionServiceFactory:
+        """The factory that the settings name; loaded and started once."""
+        with self._lock:
+            if self._factory is None:
+                # One that could not be started is not used again.
+                factory, self._loaded = self._loaded, None
+                factory = factory or load_factory(self._config.compaction_service_factory)
+                factory.initialize(
+                    ServiceContext(
+                        config=self._config,
+                        data_folder=self._data_folder,
+                        clock=self._clock,
+                        leases=self._leases,
+                        table=self._table,
+                        target=self._target,
+                    )
+                )
+                self._factory = factory
+            return self._factory
+
+    def spark_engine(self) -> tuple[Engine, bool]:
+        """A Spark engine, and whether it is the compaction service's own, which must not be closed."""
+        from lastword.compaction.spark import SparkEngine
+
+        factory = self.factory()
+        if isinstance(factory, EngineFactory) and isinstance(factory.engine, SparkEngine):
+            return factory.engine, True
+        return SparkEngine(self._config.spark, log_path=self._data_folder / "logs" / "spark.log"), False
+
+    def engine_state(self) -> dict[str, str]:
+        """Which factory compacts, and how its engine is doing. Nothing is started."""
+        factory = self._factory
+        engine = factory.engine if isinstance(factory, EngineFactory) else None
+        return {
+            "factory": self._config.compaction_service_factory,
+            "state": "not started" if factory is None else getattr(engine, "state", "ready"),
+        }
+
+    def service(self, topic: str) -> TopicCompactionService:
+        """The compaction service of a topic."""
+        factory = self.factory()
+        with self._lock:
+            if topic not in self._services:
+                service = factory.new_topic_compaction_service(topic)
+                check_service(service, f"the compaction service of {topic!r} is {type(service).__name__}")
+                self._services[topic] = service
+            return self._services[topic]
+
+    def forget(self, topic: str) -> None:
+        """A topic has been deleted: let its service go."""
+        with self._lock:
+            service = self._services.pop(topic, None)
+        if service is not None:
+            service.close()
+
+    def close(self) -> None:
+        errors: list[LastwordError] = []
+        for topic in list(self._services):
+            try:
+                self.forget(topic)
+            except LastwordError as error:
+                errors.append(error)
+        if self._factory is not None:
+            self._factory.close()
+        if errors:
+            raise errors[0]
+
+    def _target(self, topic: str) -> Target:
+        table, settings, log_ends, readers = self._parts(topic)
+        now_ms = self._clock.now_ms()
+        downtimes = self._uptime.downtimes(now_ms)
+        holds = {
+            partition: hold_of(
+                partition,
+                readers,
+                downtimes,
+                hold_ms=self._config.reader_hold_ms,
+                hold_max_ms=self._config.reader_hold_max_ms,
+                now_ms=now_ms,
+            )
+            for partition in log_ends
+        }
+        return Target(
+            topic=topic,
+            table=table,
+            settings=settings,
+            log_ends=log_ends,
+            holds=holds,
+            look_again=lambda: self._target(topic),
+        )

@@ -1,0 +1,127 @@
+"""Erasures that were asked for and are not done: `erasing/<topic id>.json`, one a topic.
+
+An intent has the keys and, for each time that some were asked for, where the partitions ended then: records from there
+on are new ones and stay. It holds keys itself, so it goes when the erasure is done.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lastword.errors import CorruptError, StorageError
+from lastword.folder import disk
+from lastword.folder.steps import reached
+
+ERASING_FOLDER = "erasing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Keys whose records below `ends`, by partition, are to be erased. Partitions that were added since have none."""
+
+    keys: tuple[bytes, ...]
+    ends: tuple[int, ...]
+
+    def end(self, partition: int) -> int:
+        return self.ends[partition] if partition < len(self.ends) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """What is to be erased from a topic."""
+
+    topic: str
+    topic_id: str
+    wanted: tuple[Wanted, ...]
+    held: tuple[int, ...] | None = None
+    """None: the files have yet to be rewritten. Else the snapshots that still had records of the keys after that,
+    because another engine's tag or branch kept them."""
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        return tuple(dict.fromkeys(key for each in self.wanted for key in each.keys))
+
+    def end(self, partition: int) -> int:
+        """Return the offset below which records of a partition may have to go."""
+        return max(each.end(partition) for each in self.wanted)
+
+
+def add_intent(data_folder: Path, wanted: Intent) -> Intent:
+    """Note an erasure, beside those of the topic that are not done; one that is damaged is replaced."""
+    path = _path(data_folder, wanted.topic_id)
+    disk.make_folder(path.parent)
+    try:
+        earlier = load_intent(path)
+    except CorruptError:
+        earlier = None
+    both = Intent(
+        topic=wanted.topic,
+        topic_id=wanted.topic_id,
+        wanted=(*(earlier.wanted if earlier is not None else ()), *wanted.wanted),
+    )
+    save_intent(data_folder, both)
+    reached("erase.noted")
+    return both
+
+
+def save_intent(data_folder: Path, intent: Intent) -> None:
+    content = {
+        "topic": intent.topic,
+        "topic_id": intent.topic_id,
+        "wanted": [
+            {"keys": [base64.b64encode(key).decode() for key in each.keys], "ends": list(each.ends)}
+            for each in intent.wanted
+        ],
+        "held": None if intent.held is None else list(intent.held),
+    }
+    disk.replace_file(_path(data_folder, intent.topic_id), json.dumps(content).encode())
+
+
+def list_intents(data_folder: Path) -> list[Path]:
+    return sorted((data_folder / ERASING_FOLDER).glob("*.json"))
+
+
+def load_intent(path: Path) -> Intent | None:
+    """Return an intent; None if it is gone. CorruptError if it can't be understood."""
+    try:
+        content = json.loads(path.read_bytes())
+        return Intent(
+            topic=str(content["topic"]),
+            topic_id=str(content["topic_id"]),
+            wanted=tuple(
+                Wanted(keys=_keys(each["keys"]), ends=tuple(map(int, each["ends"])))
+                for each in content["wanted"]
+            ),
+            held=None if content["held"] is None else tuple(map(int, content["held"])),
+        )
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"Can't read {path}: {error.strerror or error}.") from error
+    except (ValueError, TypeError, LookupError) as error:
+        raise CorruptError(
+            f"{path} is not what was written there ({type(error).__name__}), so which keys were to be erased is not known. "
+            f"Erase them again with `lastword erase`, which replaces the file, or remove it.",
+            path=str(path),
+        ) from error
+
+
+def forget_intent(data_folder: Path, topic_id: str) -> None:
+    _path(data_folder, topic_id).unlink(missing_ok=True)
+
+
+def unfinished_intents(data_folder: Path) -> list[Path]:
+    """What is left of intents whose writing was cut short. They count for nothing, but have keys in them."""
+    return sorted((data_folder / ERASING_FOLDER).glob("*.tmp"))
+
+
+def _keys(texts: Sequence[str]) -> tuple[bytes, ...]:
+    return tuple(base64.b64decode(text, validate=True) for text in texts)
+
+
+def _path(data_folder: Path, topic_id: str) -> Path:
+    return data_folder / ERASING_FOLDER / f"{topic_id}.json"

@@ -1,0 +1,168 @@
+"""The roles of a data folder, each held by one process at a time.
+
+*writer*: appends, rolls, and changes topics. *maintenance*: seals, applies retention, deletes and collects. *worker*:
+does that in the background. *backup*: makes a backup.
+The locks are flocks, so that the kernel gives them back when a process dies; the file says who holds it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+from lastword.clock import Clock
+from lastword.errors import LockedError
+
+logger = logging.getLogger(__name__)
+
+LOCKS_FOLDER = "locks"
+
+
+BRIEF_WAIT_MS = 5_000
+
+
+_command: str | None = None
+
+
+def name_command(command: str) -> None:
+    """Say what this process does, for those who find a role taken.
+
+    Commands, never arguments: keys that are erased, or records, would stay in lock files, logs and error messages.
+    """
+    global _command
+    _command = command
+
+
+class Role(StrEnum):
+    WRITER = "writer"
+    MAINTENANCE = "maintenance"
+    WORKER = "worker"
+    BACKUP = "backup"
+
+
+class RoleLock:
+    """A role, held until it is released or the process ends."""
+
+    def __init__(self, fd: int, role: Role) -> None:
+        self._fd: int | None = fd
+        self.role = role
+
+    @classmethod
+    def acquire(
+        cls, data_folder: Path, role: Role, clock: Clock, *, channel: str | None = None, brief: bool = False
+    ) -> RoleLock:
+        """LockedError, which names the holder, if another process (or another open log) has the role.
+
+        `channel` is where the holder can be asked for something. `brief` says that it will be given back at
+        once, so that others wait for it instead of failing.
+        """
+        folder = data_folder / LOCKS_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{role}.lock"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        waited_ms = 0
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                held_by = _parse(os.pread(fd, 4096, 0))
+                # One who has it and is not named yet, or no longer, may be a brief one.
+                is_named = bool(held_by) and not _is_gone(held_by)
+                if (held_by.get("brief") or not is_named) and waited_ms < BRIEF_WAIT_MS:
+                    clock.sleep_ms(20)
+                    waited_ms += 20
+                    continue
+                os.close(fd)
+                raise LockedError(
+                    f"{data_folder} is in use: {_describe(held_by)} is its {role}. "
+                    f"There can be one {role} at a time; stop that process, or wait until it is done."
+                ) from None
+        me = {
+            "channel": channel,
+            "brief": brief,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "command": _command or Path(sys.argv[0]).name,
+            "since_ms": clock.now_ms(),
+        }
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(me).encode(), 0)
+        except OSError as error:
+            # The lock holds all the same: a full disk must not keep anyone from opening the log.
+            logger.warning("could not note in %s who holds it: %s", path, error)
+        return cls(fd, role)
+
+    def release(self) -> None:
+        if self._fd is not None:
+            # The content goes first: a file that names nobody is better than one that names the wrong one.
+            os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+def writer_channel(data_folder: Path) -> str | None:
+    """Where the writer of a data folder says that it can be asked; it may be gone."""
+    try:
+        return _parse((data_folder / LOCKS_FOLDER / f"{Role.WRITER}.lock").read_bytes()).get("channel")
+    except FileNotFoundError:
+        return None
+
+
+def holder(data_folder: Path, role: Role) -> str | None:
+    """Who says that they hold a role, for people to read; None if nobody does, or they are gone.
+
+    The lock itself is not tried: whoever wants it just then would be refused.
+    """
+    try:
+        found = _parse((data_folder / LOCKS_FOLDER / f"{role}.lock").read_bytes())
+    except FileNotFoundError:
+        return None
+    if not found or _is_gone(found):
+        return None
+    return _describe(found)
+
+
+def _is_gone(holder: dict[str, Any]) -> bool:
+    """Whether who is named is a process of this machine that has ended."""
+    return holder.get("host") == socket.gethostname() and not _is_running(holder.get("pid"))
+
+
+def _is_running(pid: object) -> bool:
+    if not isinstance(pid, int):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _describe(holder: dict[str, Any]) -> str:
+    if not {"pid", "host", "command"} <= set(holder):
+        return "another process"
+    return f"process {holder['pid']} on {holder['host']} (`{holder['command']}`)"

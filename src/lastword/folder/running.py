@@ -1,0 +1,190 @@
+"""`run/server.json` in the data folder: which server holds it, where it listens, how its processes are doing.
+
+The supervisor of `lastword serve` writes it and removes it when it ends. Until the server is ready there is
+`run/starting.json` in its place. A supervisor that was killed leaves its file behind, so whoever reads it looks whether
+that process is still there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lastword.folder import disk
+from lastword.folder.identity import is_same_place
+
+RUN_FOLDER = "run"
+SERVER_FILE = "server.json"
+STARTING_FILE = "starting.json"
+_NEW = frozenset({"lastword.yaml", "FORMAT.tmp", RUN_FOLDER})
+_LOCAL = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""Where to ask somebody on this machine who listens everywhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildProcess:
+    """A process of the server. Without a pid it is not running just now."""
+
+    pid: int | None = None
+    since_ms: int | None = None
+    restarts: int = 0
+    last_end: str | None = None
+    """How it ended the last time it did so by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningServer:
+    """A server, as its supervisor describes it."""
+
+    pid: int
+    host: str
+    start_ticks: int | None
+    since_ms: int
+    kafka: str
+    admin: str
+    """host:port, as it is bound; `admin_url` is where to ask."""
+    token_file: str | None = None
+    folder: str | None = None
+    """The data folder that it holds: a copy of that folder has a copy of this file, too."""
+    children: dict[str, ChildProcess] = field(default_factory=dict)
+
+    @property
+    def admin_url(self) -> str:
+        host, _, port = self.admin.rpartition(":")
+        return f"http://{_LOCAL.get(host, host)}:{port}"
+
+    @property
+    def kafka_address(self) -> str:
+        """Where a client on this machine finds its Kafka endpoint."""
+        host, _, port = self.kafka.rpartition(":")
+        return f"{_LOCAL.get(host, host)}:{port}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether that process is on this machine, and is the one that wrote the file."""
+        return _is_running(self.host, self.pid, self.start_ticks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingServer:
+    """A server that is not ready yet, and what its supervisor waits for."""
+
+    pid: int
+    host: str
+    start_ticks: int | None
+    since_ms: int
+    waits_for: str
+    folder: str | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return _is_running(self.host, self.pid, self.start_ticks)
+
+
+def strangers(data_folder: Path) -> list[str]:
+    """What is in a folder that keeps a log from being begun there; nothing in one that is new."""
+    try:
+        return sorted(each.name for each in data_folder.iterdir() if each.name not in _NEW)
+    except FileNotFoundError:
+        return []
+
+
+def this_process(*, since_ms: int, kafka: str, admin: str, token_file: str | None) -> RunningServer:
+    return RunningServer(
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        start_ticks=_start_ticks(os.getpid()),
+        since_ms=since_ms,
+        kafka=kafka,
+        admin=admin,
+        token_file=token_file,
+    )
+
+
+def this_process_starting(*, since_ms: int, waits_for: str) -> StartingServer:
+    return StartingServer(
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        start_ticks=_start_ticks(os.getpid()),
+        since_ms=since_ms,
+        waits_for=waits_for,
+    )
+
+
+def save(data_folder: Path, server: RunningServer | StartingServer) -> None:
+    """Write a server's file; once it runs, the one that said that it was starting goes."""
+    folder = data_folder / RUN_FOLDER
+    if isinstance(server, StartingServer):
+        disk.make_folder(folder)
+    else:
+        folder.mkdir(exist_ok=True)
+    noted = replace(server, folder=str(data_folder.resolve()))
+    is_starting = isinstance(server, StartingServer)
+    name = STARTING_FILE if is_starting else SERVER_FILE
+    disk.replace_file(folder / name, json.dumps(asdict(noted), indent=1).encode())
+    if not is_starting:
+        (folder / STARTING_FILE).unlink(missing_ok=True)
+
+
+def remove(data_folder: Path, pid: int) -> None:
+    """Remove the files that a server's supervisor wrote; those of another one stay."""
+    for found, name in ((load(data_folder), SERVER_FILE), (load_starting(data_folder), STARTING_FILE)):
+        if found is None or found.pid == pid:
+            (data_folder / RUN_FOLDER / name).unlink(missing_ok=True)
+    if not (data_folder / "FORMAT").exists():
+        # No log was begun.
+        with suppress(OSError):
+            (data_folder / RUN_FOLDER).rmdir()
+
+
+def load(data_folder: Path) -> RunningServer | None:
+    """The server that is running on a data folder; None if there is none."""
+    try:
+        found: dict[str, Any] = json.loads((data_folder / RUN_FOLDER / SERVER_FILE).read_bytes())
+        children = {name: ChildProcess(**child) for name, child in found.pop("children").items()}
+        server = RunningServer(**found, children=children)
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return server if _is_of_here(server, data_folder) and server.is_running else None
+
+
+def load_starting(data_folder: Path) -> StartingServer | None:
+    """The server that is being started on a data folder; None if there is none."""
+    try:
+        server = StartingServer(**json.loads((data_folder / RUN_FOLDER / STARTING_FILE).read_bytes()))
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+        return None
+    return server if _is_of_here(server, data_folder) and server.is_running else None
+
+
+def _is_of_here(server: RunningServer | StartingServer, data_folder: Path) -> bool:
+    """Whether the file was written for this folder, and did not come with a copy of another one."""
+    return server.folder is None or is_same_place(Path(server.folder), data_folder)
+
+
+def _is_running(host: str, pid: int, start_ticks: int | None) -> bool:
+    return host == socket.gethostname() and _start_ticks(pid) == (start_ticks or 0)
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process was started, in the kernel's ticks; None if there is none of that number, 0 if nobody can say."""
+    try:
+        # The command's name, in parentheses, may have spaces.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/stat").exists():
+            return None
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return 0

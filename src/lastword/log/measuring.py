@@ -1,0 +1,84 @@
+"""What there is of every topic, how dirty it is and how far behind, as metrics that the worker sets from time to time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeAlias
+
+from lastword import metrics
+from lastword.compaction import plan
+
+if TYPE_CHECKING:
+    from prometheus_client import Gauge
+
+    from lastword.log.topic import Topic
+    from lastword.segments.table import SegmentTable
+
+
+Look: TypeAlias = "dict[Gauge, dict[tuple[str, ...], float]]"
+"""What was found of a topic: the values of gauges, by their labels."""
+
+
+class Measures:
+    """Sets the gauges of topics, and takes back those of topics that are gone."""
+
+    def __init__(self) -> None:
+        self._set: dict[Gauge, set[tuple[str, ...]]] = {}
+        self._names: set[str] = set()
+
+    def take(self, looks: Iterable[Look], *, names: Iterable[str]) -> None:
+        """Export what was found of the topics. `names` are all that there are, those that can't be read too."""
+        found: dict[Gauge, dict[tuple[str, ...], float]] = defaultdict(dict)
+        for each in looks:
+            for gauge, values in each.items():
+                found[gauge].update(values)
+        for gauge, values in found.items():
+            for labels, value in values.items():
+                gauge.labels(*labels).set(value)
+        for gauge, labels_before in self._set.items():
+            for labels in labels_before - set(found.get(gauge, ())):
+                gauge.remove(*labels)
+        self._set = {gauge: set(values) for gauge, values in found.items()}
+        there = set(names)
+        for name in self._names - there:
+            metrics.forget_topic(name)
+        self._names = there
+
+
+def look(topic: Topic, table: SegmentTable, now_ms: int) -> Look:
+    """Return what there is to export of a topic."""
+    found: Look = defaultdict(dict)
+    settings, name = topic.settings, topic.name
+    snapshot = table.snapshot()
+    wals = topic.local_wals()
+    ends = {partition: extent.log_end for partition, extent in topic.extents().items()}
+    sealed_bytes = 0
+    for partition, at in enumerate(snapshot.positions):
+        labels = (name, str(partition))
+        segments = table.plan(snapshot, partition)
+        sealed_bytes += sum(segment.size_bytes for segment in segments)
+        unsealed = ends.get(partition, at.sealed_end) - max(at.sealed_end, at.log_start)
+        found[metrics.UNSEALED_RECORDS][labels] = max(0, unsealed)
+        if not settings.compacts:
+            continue
+        found[metrics.DIRTY_RATIO][labels] = plan.dirty_ratio(segments, at, settings, now_ms)
+        ready = plan.compactable(segments, settings, now_ms)
+        dirty_ms = [each.min_timestamp_ms for each in ready if each.last_offset >= at.first_dirty]
+        overdue_ms = 0
+        if dirty_ms and settings.max_compaction_lag_ms is not None:
+            overdue_ms = max(0, now_ms - min(dirty_ms) - settings.max_compaction_lag_ms)
+        found[metrics.COMPACTION_OVERDUE][labels] = overdue_ms / 1000
+        if at.last_run is not None:
+            found[metrics.COMPACTION_LAST_RUN][labels] = at.last_run.time_ms / 1000
+    cleanup = ",".join(sorted(settings.cleanup_policy))
+    found[metrics.TOPIC_BYTES][(name, cleanup)] = sealed_bytes
+    found[metrics.WAL_BYTES][(name,)] = sum(wal.size_bytes for wal in wals)
+    waiting_ms = [
+        now_ms - file.rolled_ms
+        for wal in wals
+        for file in wal.files
+        if file.rolled_ms is not None and (file.end_offset or 0) > wal.sealed_end
+    ]
+    found[metrics.TIERING_LAG][(name,)] = max([0, *waiting_ms]) / 1000
+    return found

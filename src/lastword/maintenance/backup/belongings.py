@@ -1,0 +1,186 @@
+"""What belongs to a data folder beside topics: small files, each of which is copied as it is.
+
+| of the folder | in a backup |
+|---|---|
+| `lastword.yaml`, or the settings file that the log was opened with | its text |
+| `readers/`, `uptime.json`, `cluster.id`, `broker.settings.json`, `producer.ids`, `erasing/` | yes |
+| `connect/<source>/`: position, pause, groups | yes; not its lock and status |
+| `staging/<topic id>/<sink>/committed.json` | yes |
+| the staged unit of a source that is journaled and not appended | yes |
+| `wal/`, the tables | see wals.py and make.py; not `aside/` and what is known of idempotent producers |
+| `catalog.db`, `FORMAT`, the folder's identity | made anew by the restore |
+| `locks/`, `leases/`, `run/`, `creating/`, `deleting/`, `worker.json`, other staged files | no: of what is running |
+
+Sources are exact: while the WAL is copied and snapshots are pinned no source appends, so that its position is that of its
+records. `appending` is what it holds while it appends a unit, and the backup while it copies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from lastword.clock import SystemClock
+from lastword.compaction.holds import UPTIME_FILE
+from lastword.errors import StorageError, UnavailableError
+from lastword.folder import disk
+from lastword.folder.identity import IDENTITY_FILE
+from lastword.folder.intents import ERASING_FOLDER
+from lastword.folder.leases import LEASES_FOLDER
+from lastword.folder.locks import LOCKS_FOLDER
+from lastword.folder.paths import CREATING_FOLDER, DELETING_FOLDER
+from lastword.folder.running import RUN_FOLDER
+from lastword.maintenance.backup.manifest import Manifest, SavedFile
+from lastword.reading.readers import READERS_FOLDER
+from lastword.segments.storage import CLUSTER_ID_FILE, CONFIG_FILE, FORMAT_FILE, RESTORING_FILE
+from lastword.wal.staged import COMMITTED, STAGING_FOLDER
+
+CONNECT_FOLDER: Final = "connect"
+JOURNAL: Final = "unit.json"
+SINK_OF_SOURCE: Final = "connect-"
+PRODUCER_IDS: Final = "producer.ids"
+BROKER_SETTINGS: Final = "broker.settings.json"
+SOURCE_WAIT_MS: Final = 60_000
+"""How long a source may take to append what it is at."""
+
+COPIED: Final = (UPTIME_FILE, CLUSTER_ID_FILE, BROKER_SETTINGS, PRODUCER_IDS)
+COPIED_FOLDERS: Final = (READERS_FOLDER, ERASING_FOLDER)
+IN_PART: Final = (CONNECT_FOLDER, STAGING_FOLDER, "wal", "warehouse", "catalog.db", CONFIG_FILE)
+MADE_ANEW: Final = (FORMAT_FILE, IDENTITY_FILE)
+LEFT_OUT: Final = (
+    *(LOCKS_FOLDER, LEASES_FOLDER, RUN_FOLDER, CREATING_FOLDER, DELETING_FOLDER, "logs", "worker.json"),
+    RESTORING_FILE,
+)
+"""Together they are everything that a data folder has."""
+
+_OF_A_RUNNING_SOURCE: Final = ("lock", "appending", "status.json")
+_UNFINISHED: Final = ".tmp"
+
+
+@contextmanager
+def appending(folder: Path, wait_ms: int | None = None) -> Iterator[None]:
+    """Keep everyone else from appending a unit of the source whose folder it is."""
+    disk.make_folder(folder)
+    fd = os.open(folder / "appending", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if wait_ms is None:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        else:
+            _lock_within(fd, wait_ms, folder.name)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock_within(fd: int, wait_ms: int, source: str) -> None:
+    clock, waited_ms = SystemClock(), 0
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if waited_ms >= wait_ms:
+                raise UnavailableError(
+                    f"The source {source!r} has been appending for {wait_ms // 1000} s, and its position can't be taken "
+                    f"meanwhile. `lastword connect status` says how it is; pause it, or try again."
+                ) from None
+        clock.sleep_ms(20)
+        waited_ms += 20
+
+
+@contextmanager
+def sources_held(data_folder: Path) -> Iterator[None]:
+    """Keep all sources from appending."""
+    root = data_folder / CONNECT_FOLDER
+    with ExitStack() as held:
+        for folder in sorted(each for each in root.iterdir() if each.is_dir()) if root.exists() else ():
+            held.enter_context(appending(folder, SOURCE_WAIT_MS))
+        yield
+
+
+def collect(data_folder: Path) -> tuple[SavedFile, ...]:
+    """The small files as they are now. Sources must be held."""
+    return tuple(found for path in _paths(data_folder) if (found := _read(data_folder, path)) is not None)
+
+
+def _paths(data_folder: Path) -> Iterator[Path]:
+    yield from (data_folder / name for name in COPIED)
+    for name in COPIED_FOLDERS:
+        yield from sorted((data_folder / name).rglob("*.json"))
+    for path in sorted((data_folder / CONNECT_FOLDER).glob("*/*")):
+        if path.is_file() and path.name not in _OF_A_RUNNING_SOURCE and path.suffix != _UNFINISHED:
+            yield path
+    yield from sorted((data_folder / STAGING_FOLDER).glob(f"*/*/{COMMITTED}"))
+    for source in sorted((data_folder / CONNECT_FOLDER).glob(f"*/{JOURNAL}")):
+        yield from _staged(data_folder, source)
+
+
+def _staged(data_folder: Path, journal: Path) -> Iterator[Path]:
+    """The staged files of a source's last unit, where it has not been appended yet."""
+    saved = _load(journal)
+    for topic_id in saved.get("topics", {}).values():
+        sink = data_folder / STAGING_FOLDER / topic_id / f"{SINK_OF_SOURCE}{journal.parent.name}"
+        if _load(sink / COMMITTED).get("unit", 0) < saved.get("number", 0):
+            yield from sorted(
+                each for each in sink.glob("*") if each.name != COMMITTED and each.suffix != _UNFINISHED
+            )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read(data_folder: Path, path: Path) -> SavedFile | None:
+    try:
+        with path.open("rb") as file:
+            changed_ms = os.fstat(file.fileno()).st_mtime_ns // 1_000_000
+            return SavedFile(
+                path=path.relative_to(data_folder).as_posix(), content=file.read(), changed_ms=changed_ms
+            )
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"Can't read {path}: {error.strerror or error}.") from error
+
+
+# ------------------------------------------------------------------------------------------------------ restoring
+
+
+def put_back(data_folder: Path, manifest: Manifest, *, now_ms: int) -> None:
+    """Write the small files of a backup into a restored folder. Can be repeated."""
+    for each in manifest.files:
+        path = data_folder / each.path
+        disk.make_folder(path.parent)
+        is_journal = each.path.startswith(f"{CONNECT_FOLDER}/") and path.name == JOURNAL
+        disk.replace_file(path, _marked(each.content, manifest.id) if is_journal else each.content)
+        # When a reader was last there is when its file was changed.
+        os.utime(path, ns=(each.changed_ms * 1_000_000, each.changed_ms * 1_000_000))
+    ids = next((each.content for each in manifest.files if each.path == PRODUCER_IDS), b"{}")
+    disk.replace_file(data_folder / PRODUCER_IDS, _fresh_ids(ids, now_ms))
+
+
+def _marked(journal: bytes, backup_id: str) -> bytes:
+    """The position of a source that must know that the outside may have gone on without this log."""
+    try:
+        return json.dumps({**json.loads(journal), "restored": backup_id}).encode()
+    except (ValueError, TypeError):
+        # It was damaged already, which the source tells.
+        return journal
+
+
+def _fresh_ids(content: bytes, now_ms: int) -> bytes:
+    """Ids of producers that neither the original, whatever it has given since, nor another restored log gives."""
+    try:
+        known = int(json.loads(content)["next"])
+    except (ValueError, KeyError, TypeError):
+        known = 0
+    return json.dumps({"version": 1, "next": max(known, now_ms << 20)}).encode()

@@ -1,0 +1,463 @@
+"""Makes a backup of a log while it is written, or while nobody has it open.
+
+By its steps:
+1. sources are kept from appending; the small files of the folder are read (belongings.py);
+2. the topic of the consumer groups is copied as in 3, before all others: no committed offset is ahead of its topic;
+3. for each topic its WAL is copied from the sealed end on (wals.py), then the current snapshot of its table is pinned by a
+   lease. What the copy of the WAL lacks was sealed before that, so nothing is in neither. Sources go on;
+4. the data files of the pinned snapshots are copied, but for those that the place has. They never change, and no two have
+   the same name;
+5. the manifest is written. That makes the backup;
+6. backups beyond those to be kept are removed, manifests first, then files that no manifest names.
+
+Killed before 5: the backups that were there are as they were, and the next run uses the data files that were copied. Killed in
+6: files that nothing names are left, and the next run removes them. One process at a time makes backups of a folder.
+
+A topic that can't be copied is left out, and named with the reason; the others are copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from threading import Lock
+
+from lastword.clock import Clock, monotonic_s
+from lastword.config import is_internal
+from lastword.errors import CorruptError, InvalidError, LastwordError, UnavailableError, UnknownTopicError
+from lastword.folder.leases import HeldLease, LeaseKeeper
+from lastword.folder.locks import Role, RoleLock
+from lastword.folder.paths import wal_folder
+from lastword.folder.steps import reached
+from lastword.maintenance.backup import belongings, manifest, wals
+from lastword.maintenance.backup.manifest import Manifest, SavedTopic, SavedWal
+from lastword.maintenance.backup.place import CHUNK_BYTES, Folder, Piece, Place, chunks_of, put
+from lastword.segments.fileio import bare_path
+from lastword.segments.foreign import mapped
+from lastword.segments.storage import FORMAT
+from lastword.segments.table import Segment, SegmentGoneError, SegmentTable, Snapshot
+
+logger = logging.getLogger(__name__)
+
+DATA_FOLDER = "data"
+THREADS = 4
+"""Data files that are copied at a time."""
+
+_ATTEMPTS = 5
+_OF_A_TOPIC = re.compile(r"[a-z]+/[0-9a-f]{32}/")
+"""How paths begin below a place's folders for data and WALs."""
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes done and the bytes in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupReport:
+    """What a backup holds, and what it took to make it. It is complete if there are no problems."""
+
+    backup: Manifest
+    place: str
+    copied_files: int
+    copied_bytes: int
+    reused_files: int
+    removed_backups: tuple[str, ...]
+    removed_files: int
+    duration_s: float
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The log that is backed up."""
+
+    path: Path
+    folder_id: str
+    settings: str | None
+    names: Callable[[], Sequence[str]]
+    load: Callable[[str], SegmentTable]
+    leases: LeaseKeeper
+    clock: Clock
+
+
+@dataclass(slots=True)
+class _Pinned:
+    """A topic whose WAL has been copied: the snapshot that is held, and the copy."""
+
+    table: SegmentTable
+    snapshot: Snapshot
+    wals: tuple[SavedWal, ...]
+    lease: HeldLease
+
+
+def make(
+    origin: Origin,
+    place: Place,
+    *,
+    keep: int | None = None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> BackupReport:
+    """Make a backup of a log in a place; with `keep` only that many of the newest stay there."""
+    if keep is not None and keep < 1:
+        raise InvalidError(f"{keep} backups can't be kept; at least 1, the one that is made, is.")
+    if isinstance(place, Folder) and place.is_inside(origin.path):
+        raise InvalidError(
+            f"{place.address} is inside of the data folder {origin.path}, and would be lost with it. Name another place."
+        )
+    with RoleLock.acquire(origin.path, Role.BACKUP, origin.clock):
+        return _Job(origin, place, progress or (lambda _done, _total: None), stop).run(keep)
+
+
+class _Job:
+    """One backup."""
+
+    def __init__(self, origin: Origin, place: Place, progress: Progress, stop: Callable[[], bool]) -> None:
+        self._origin = origin
+        self._place = place
+        self._progress = progress
+        self._stop = stop
+        self._problems: list[str] = []
+        self._lock = Lock()
+        self._done_bytes = self._total_bytes = 0
+        self._copied_files = self._copied_bytes = self._reused_files = 0
+
+    def run(self, keep: int | None) -> BackupReport:
+        started_s, began_ms = monotonic_s(), self._origin.clock.now_ms()
+        earlier, unreadable = load_all(self._place)
+        self._check_owner(earlier)
+        self._check_strangers()
+        known = {piece.path: piece for each in earlier for piece in each.pieces()}
+        there = self._place.sizes(DATA_FOLDER)
+        with ExitStack() as pins:
+            with belongings.sources_held(self._origin.path):
+                files = belongings.collect(self._origin.path)
+                reached("backup.belongings.read")
+                pinned = self._pin_all(pins, earlier)
+            topics = self._copy_all(pinned, pins, known, there)
+        made = Manifest(
+            id=manifest.new_id(began_ms, manifest.ids(self._place)),
+            version=version("lastword"),
+            began_ms=began_ms,
+            made_ms=self._origin.clock.now_ms(),
+            folder=str(self._origin.path),
+            folder_id=self._origin.folder_id,
+            host=socket.gethostname(),
+            data_format=FORMAT,
+            settings=self._origin.settings,
+            topics=tuple(topics),
+            files=files,
+            problems=tuple(self._problems),
+        )
+        reached("backup.copied")
+        # Another log may have begun here meanwhile: it has removed what no backup named.
+        self._check_owner(load_all(self._place)[0])
+        manifest.save(self._place, made)
+        reached("backup.made")
+        backups, unreadable = load_all(self._place)
+        removed_backups, removed_files = self._tidy_up(backups, unreadable, keep)
+        return BackupReport(
+            backup=made,
+            place=self._place.address,
+            copied_files=self._copied_files,
+            copied_bytes=self._copied_bytes,
+            reused_files=self._reused_files,
+            removed_backups=tuple(removed_backups),
+            removed_files=removed_files,
+            duration_s=monotonic_s() - started_s,
+            problems=(*self._problems, *unreadable),
+        )
+
+    def _check_owner(self, earlier: Sequence[Manifest]) -> None:
+        for each in earlier:
+            # One of the first version gets its identity when it is next opened for writing.
+            if self._origin.folder_id and each.folder_id not in ("", self._origin.folder_id):
+                raise InvalidError(
+                    f"{self._place.address} has backups of another log, {each.folder} on {each.host} "
+                    f"(backup {each.id}). Each log has a place of its own: name another one."
+                )
+
+    def _check_strangers(self) -> None:
+        """Files that no backup names are removed in the end; what never was of one must not be among them."""
+        for folder in (DATA_FOLDER, wals.FOLDER):
+            for path in sorted(self._place.sizes(folder)):
+                if not _OF_A_TOPIC.match(path):
+                    raise InvalidError(
+                        f"{self._place.address} is in use by something else: {path} is there, which is of no backup. "
+                        f"Name an empty or a new folder."
+                    )
+
+    # ------------------------------------------------------------------------------------------- the cut
+
+    def _pin_all(self, pins: ExitStack, earlier: Sequence[Manifest]) -> list[_Pinned]:
+        known = wals.known_files(
+            [(topic.info.id, wal) for each in earlier for topic in each.topics for wal in topic.wals],
+            self._place.sizes(wals.FOLDER),
+        )
+        names = self._origin.names()
+        pinned: list[_Pinned] = []
+        # Those of our own first: the offsets of groups must not be ahead of what they speak of.
+        for name in sorted(names, key=lambda each: (not is_internal(each), each)):
+            self._check_wanted()
+            try:
+                pinned.append(self._pin_topic(name, pins, known))
+            except UnknownTopicError:
+                # Deleted meanwhile, or being deleted.
+                continue
+            except LastwordError as error:
+                self._leave_out(name, error)
+        return pinned
+
+    def _pin_topic(self, name: str, pins: ExitStack, known: wals.Known) -> _Pinned:
+        table = self._origin.load(name)
+        for _ in range(_ATTEMPTS):
+            saved = self._save_wals(table, known)
+            reached("backup.wals.copied")
+            snapshot, lease = self._pin(table)
+            if not (missing := _missing(saved, snapshot)):
+                pins.enter_context(lease)
+                reached("backup.pinned")
+                return _Pinned(table=table, snapshot=snapshot, wals=saved, lease=lease)
+            # The active file was replaced under the copy: a partition that was reopened.
+            lease.release()
+        partition, offset = missing[0]
+        folder = wal_folder(self._origin.path, snapshot.topic.name, snapshot.topic.id) / str(partition)
+        raise CorruptError(
+            f"No WAL file in {folder} holds offset {offset}, and it is not sealed. "
+            f"`lastword wal repair {name}` shows what can be kept.",
+            path=str(folder),
+            offset=offset,
+        )
+
+    def _save_wals(self, table: SegmentTable, known: wals.Known) -> tuple[SavedWal, ...]:
+        at = table.snapshot()
+        if at.topic.deleted:
+            raise UnknownTopicError(f"topic {at.topic.name!r} has been deleted")
+        folder = wal_folder(self._origin.path, at.topic.name, at.topic.id)
+        return tuple(
+            wals.save(
+                self._place,
+                folder / str(partition),
+                topic_id=at.topic.id,
+                partition=partition,
+                sealed_end=positions.sealed_end,
+                known=known,
+            )
+            for partition, positions in enumerate(at.positions)
+        )
+
+    def _pin(self, table: SegmentTable) -> tuple[Snapshot, HeldLease]:
+        """Hold the current snapshot: expiry and collection keep its files from now on."""
+        while True:
+            snapshot = table.snapshot()
+            lease = self._origin.leases.hold(
+                topic_id=snapshot.topic.id.hex, job="backup", snapshot_id=snapshot.id
+            )
+            try:
+                # It may have been replaced and expired before the lease was there.
+                table.snapshot(snapshot.id)
+                return snapshot, lease
+            except SegmentGoneError:
+                lease.release()
+            except BaseException:
+                lease.release()
+                raise
+
+    # -------------------------------------------------------------------------------------- data files
+
+    def _copy_all(
+        self, pinned: Sequence[_Pinned], pins: ExitStack, known: Mapping[str, Piece], there: Mapping[str, int]
+    ) -> list[SavedTopic]:
+        topics: list[SavedTopic] = []
+        self._total_bytes = sum(_sealed_bytes(each) for each in pinned)
+        for each in pinned:
+            name = each.snapshot.topic.name
+            try:
+                topics.append(self._copy_topic(each, pins, known, there))
+            except UnknownTopicError:
+                # Deleted while it was being copied: its files may be gone.
+                continue
+            except _UnwantedError:
+                raise
+            except LastwordError as error:
+                self._leave_out(name, error)
+        return topics
+
+    def _copy_topic(
+        self, pinned: _Pinned, pins: ExitStack, known: Mapping[str, Piece], there: Mapping[str, int]
+    ) -> SavedTopic:
+        for attempt in itertools.count(1):
+            try:
+                segments = pinned.table.plan(pinned.snapshot)
+                pieces = self._copy_segments(pinned, segments, known, there)
+                break
+            except SegmentGoneError:
+                # An erasure takes every older snapshot, whoever holds it: the new one has the rest, and is copied.
+                if attempt == _ATTEMPTS:
+                    raise
+                pinned.snapshot, pinned.lease = self._pin(pinned.table)
+                pins.enter_context(pinned.lease)
+        snapshot = pinned.snapshot
+        return SavedTopic(
+            info=snapshot.topic,
+            snapshot_id=snapshot.id,
+            positions=snapshot.positions,
+            segments=tuple(
+                replace(segment, path=piece.path) for segment, piece in zip(segments, pieces, strict=True)
+            ),
+            pieces=tuple(pieces),
+            wals=tuple(wals.needed(wal, snapshot.positions[wal.partition].sealed_end) for wal in pinned.wals),
+        )
+
+    def _copy_segments(
+        self,
+        pinned: _Pinned,
+        segments: Sequence[Segment],
+        known: Mapping[str, Piece],
+        there: Mapping[str, int],
+    ) -> list[Piece]:
+        root = f"{DATA_FOLDER}/{pinned.snapshot.topic.id.hex}"
+        location = bare_path(pinned.table.location).rstrip("/") + "/"
+
+        def copy(segment: Segment) -> Piece:
+            self._check_wanted()
+            path = f"{root}/{bare_path(segment.path).removeprefix(location).lstrip('/')}"
+            return self._copy_segment(pinned.table, segment, path, known.get(path), there.get(path))
+
+        return list(_in_order(segments, copy))
+
+    def _copy_segment(
+        self, table: SegmentTable, segment: Segment, path: str, known: Piece | None, there_bytes: int | None
+    ) -> Piece:
+        if there_bytes == segment.size_bytes:
+            piece = known if known is not None and known.size_bytes == segment.size_bytes else None
+            # A run that was killed has left it: its name and size say what it is, and the original what it must hold.
+            piece = piece or Piece(path=path, size_bytes=there_bytes, sha256=_checksum(table, segment))
+            with self._lock:
+                self._reused_files += 1
+            self._pass(segment.size_bytes)
+            return piece
+        with (
+            mapped("Copying a segment file", segment.path),
+            table.files.file_io().new_input(segment.path).open() as source,
+        ):
+            piece = put(self._place, path, chunks_of(source), passed=self._pass)
+        reached("backup.file.copied")
+        with self._lock:
+            self._copied_files += 1
+            self._copied_bytes += piece.size_bytes
+        return piece
+
+    def _pass(self, size_bytes: int) -> None:
+        self._check_wanted()
+        with self._lock:
+            self._done_bytes += size_bytes
+            self._progress(min(self._done_bytes, self._total_bytes), self._total_bytes)
+
+    def _check_wanted(self) -> None:
+        if self._stop():
+            raise _UnwantedError(
+                "The backup was taken back. What has been copied is used by the next one; earlier backups are as they were."
+            )
+
+    def _leave_out(self, name: str, error: LastwordError) -> None:
+        if isinstance(error, _UnwantedError):
+            raise error
+        logger.error("%s is not in the backup: %s", name, error)
+        self._problems.append(f"topic {name!r} is not in the backup: {error}")
+
+    # ---------------------------------------------------------------------------------------- tidying up
+
+    def _tidy_up(
+        self, backups: Sequence[Manifest], unreadable: Sequence[str], keep: int | None
+    ) -> tuple[list[str], int]:
+        """Remove backups beyond `keep`, and files that no backup names; how many files."""
+        # Nobody knows what a damaged manifest names, so nothing of what is beside it goes.
+        if unreadable:
+            return [], 0
+        in_order = sorted(backups, key=lambda each: each.id)
+        # A backup that lacks a topic takes the place of none that may have it.
+        kept = in_order if keep is None or self._problems else in_order[-keep:]
+        gone = [each.id for each in in_order if each not in kept]
+        for backup_id in gone:
+            self._place.remove(manifest.path_of(backup_id))
+            reached("backup.removed")
+        named = {piece.path for each in kept for piece in each.pieces()}
+        garbage = [
+            path
+            for folder in (DATA_FOLDER, wals.FOLDER)
+            for path in self._place.sizes(folder)
+            if path not in named
+        ]
+        for path in garbage:
+            self._place.remove(path)
+        return gone, len(garbage)
+
+
+class _UnwantedError(UnavailableError):
+    """Whoever asked for the backup has gone away."""
+
+
+def load_all(place: Place) -> tuple[list[Manifest], list[str]]:
+    """The backups of a place, oldest first, and what is wrong with those that can't be read."""
+    found: list[Manifest] = []
+    problems: list[str] = []
+    for backup_id in manifest.ids(place):
+        try:
+            found.append(manifest.load(place, backup_id))
+        except CorruptError as error:
+            problems.append(str(error))
+    return found, problems
+
+
+def _sealed_bytes(pinned: _Pinned) -> int:
+    """About what there is to copy, for the progress: whoever copies finds out what can't be."""
+    try:
+        return sum(segment.size_bytes for segment in pinned.table.plan(pinned.snapshot))
+    except LastwordError:
+        return 0
+
+
+def _missing(saved: Sequence[SavedWal], snapshot: Snapshot) -> list[tuple[int, int]]:
+    """Partitions and offsets that are neither in the copy of the WAL nor in the snapshot."""
+    found = []
+    for wal in saved:
+        at = snapshot.positions[wal.partition]
+        offset = wals.first_missing(wals.needed(wal, at.sealed_end), max(at.sealed_end, at.log_start))
+        if offset is not None:
+            found.append((wal.partition, offset))
+    return found
+
+
+def _checksum(table: SegmentTable, segment: Segment) -> str:
+    checksum = hashlib.sha256()
+    with (
+        mapped("Reading a segment file", segment.path),
+        table.files.file_io().new_input(segment.path).open() as source,
+    ):
+        while chunk := source.read(CHUNK_BYTES):
+            checksum.update(chunk)
+    return checksum.hexdigest()
+
+
+def _in_order(segments: Sequence[Segment], copy: Callable[[Segment], Piece]) -> Iterator[Piece]:
+    """A piece for each segment, several copied at a time. After a failure none is begun any more."""
+    with ThreadPoolExecutor(THREADS, "lastword-backup") as pool:
+        waiting: list[Future[Piece]] = [pool.submit(copy, each) for each in segments]
+        try:
+            left = set(waiting)
+            while left:
+                done, left = wait(left, return_when=FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+            yield from (each.result() for each in waiting)
+        finally:
+            pool.shutdown(cancel_futures=True)

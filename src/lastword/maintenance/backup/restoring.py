@@ -1,0 +1,80 @@
+"""`lastword.restore` and `lastword.backups`: logs made of backups, and the backups that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+from lastword.clock import Clock, SystemClock
+from lastword.config import BrokerConfig
+from lastword.errors import InvalidError
+from lastword.maintenance.backup import restore as steps_of
+from lastword.maintenance.backup import settings
+from lastword.maintenance.backup.make import load_all
+from lastword.maintenance.backup.manifest import Manifest
+from lastword.maintenance.backup.place import open_place
+from lastword.maintenance.backup.restore import Restore, RestoreReport, Target
+from lastword.maintenance.ownership import Ownership
+from lastword.segments.fileio import io_properties
+from lastword.segments.storage import CONFIG_FILE, Storage, load_config
+
+Config = BrokerConfig | Mapping[str, object] | str | Path
+
+
+def restore(
+    source: str | Path,
+    path: str | Path,
+    *,
+    backup: str | None = None,
+    warehouse: str | None = None,
+    config: Config | None = None,
+    properties: Mapping[str, str] | None = None,
+    clock: Clock | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RestoreReport:
+    """Make a log in a new folder of a backup, by default the newest at `source`.
+
+    The catalog and the warehouse are the folder's own, inside it; `warehouse` names another place for the segments. With
+    `config`, or a settings file that is in the folder, these settings count instead of those of the backup, and say where
+    catalog and warehouse are. `properties` say how to reach the object store of `source`.
+    """
+    folder = Path(path).absolute()
+    clock = clock or SystemClock()
+    given = {} if config is None else io_properties(load_config(folder, config).catalog)
+    place = open_place(source, {**given, **(properties or {})})
+    found = steps_of.choose(place, backup)
+    lock, begun = steps_of.begin(place, found, folder, clock=clock)
+    with lock:
+        text: str | None = None
+        if config is not None or begun.users_settings:
+            if warehouse is not None:
+                where = CONFIG_FILE if config is None else "the given settings"
+                raise InvalidError(
+                    f"Where the segments go is said by {where}; put `warehouse: {warehouse}` there."
+                )
+            chosen = load_config(folder, config)
+        else:
+            text = settings.restored(found.settings, warehouse)
+            chosen = BrokerConfig.from_text(text or "", where=f"the settings of the backup {found.id}")
+        storage = Storage.of(folder, chosen)
+        owner = Ownership.of_writer(storage, clock)
+        with closing(storage.open_catalog(clock, guard=owner)) as catalog:
+            target = Target(
+                path=folder,
+                catalog=catalog,
+                warehouse=storage.warehouse,
+                properties=io_properties(chosen.catalog),
+                settings=text,
+                clock=clock,
+            )
+            report = Restore(place, found, target, progress).run(begun)
+        steps_of.finish(folder)
+    return report
+
+
+def backups(
+    source: str | Path, *, properties: Mapping[str, str] | None = None
+) -> tuple[list[Manifest], list[str]]:
+    """The backups at a place, oldest first, and what is wrong with those that can't be read."""
+    return load_all(open_place(source, properties or {}))

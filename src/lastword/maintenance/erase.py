@@ -1,0 +1,279 @@
+"""Erases keys: every record of them is physically gone, from all files and all snapshots, when it is done.
+
+By its steps, under the maintenance role:
+1. note the intent, with where each partition ends now: records from there on are new ones and stay (intents.py);
+2. roll the WAL and seal it;
+3. rewrite every segment that has one of the keys, in every partition, and commit;
+4. forget all other snapshots, whatever their time. Running replays go on from their offset on the new one;
+5. delete the files that only they named, and the topic's orphans;
+6. delete all WAL files with records from before the intent, and what recovery kept aside;
+7. look at everything that is left: files, snapshots that tags and branches of other engines keep, staged writes,
+   positions of sources. If nothing has the keys, remove the intent, which holds them too.
+
+Killed at any point: each step can be repeated, and the next round of maintenance does. What can't go yet is named; once
+3 to 6 are done, later rounds look only whether it has gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastword.clock import Clock
+from lastword.compaction.engine import rewrite_found
+from lastword.compaction.rules import Rules
+from lastword.compaction.survivors import Mask
+from lastword.compaction.unit import Outcome, Unit
+from lastword.errors import InvalidError, StorageError, UnavailableError
+from lastword.folder.intents import Intent, forget_intent, save_intent
+from lastword.folder.leases import LeaseKeeper
+from lastword.folder.steps import reached
+from lastword.maintenance.remains import positions_with, staged_with
+from lastword.maintenance.tiering import SealReport
+from lastword.segments.raw import RawSegment
+from lastword.segments.table import Segment, SegmentTable, Snapshot, retry_on_conflict
+from lastword.wal import deleter
+from lastword.wal.files import ASIDE_FOLDER, SET_ASIDE, file_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EraseReport:
+    """What an erasure did. It is complete if nothing is left; else `left` says what and why."""
+
+    topic: str
+    keys: int
+    records_erased: int
+    files_rewritten: int
+    files_removed: int
+    snapshots_expired: int
+    wal_files_removed: int
+    left: tuple[str, ...] = ()
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    if not keys:
+        raise InvalidError("No key was given to erase.")
+
+
+class Eraser:
+    """Carries out one erasure."""
+
+    def __init__(
+        self,
+        intent: Intent,
+        table: SegmentTable,
+        wals: Callable[[], list[deleter.LocalWal]],
+        *,
+        data_folder: Path,
+        leases: LeaseKeeper,
+        clock: Clock,
+    ) -> None:
+        self._intent = intent
+        self._table = table
+        self._wals = wals
+        self._data_folder = data_folder
+        self._leases = leases
+        self._clock = clock
+        self._keys = pa.array(intent.keys, pa.binary())
+
+    def run(
+        self, seal: Callable[[], SealReport], progress: Callable[[int, int], None] | None = None
+    ) -> EraseReport:
+        """Erase what can be erased now, and forget the intent if nothing is left; `seal` rolls and seals the topic."""
+        report = self._pass(seal, progress) if self._intent.held is None else self._look_again()
+        if not report.left:
+            forget_intent(self._data_folder, self._intent.topic_id)
+        return report
+
+    def _pass(
+        self, seal: Callable[[], SealReport], progress: Callable[[int, int], None] | None
+    ) -> EraseReport:
+        """Go through everything."""
+        unsealed = [f"partition {partition}: {what}" for partition, what in seal().problems]
+        erased, rewritten = self._rewrite(progress)
+        reached("erase.rewritten")
+        expired = self._table.expire(retention_ms=None)
+        reached("erase.expired")
+        # Under the maintenance role no other job is running, so nothing needs grace.
+        collected = self._table.collect(grace_ms=None, data_only=True)
+        reached("erase.collected")
+        wal_files = self._remove_wal_files()
+        reached("erase.wal_removed")
+        left = [*unsealed, *self._left_in_segments()]
+        held, kept = self._left_in_kept_snapshots()
+        if not left:
+            self._save_held(held)
+        return EraseReport(
+            topic=self._intent.topic,
+            keys=len(self._intent.keys),
+            records_erased=erased,
+            files_rewritten=rewritten,
+            files_removed=len(collected.files),
+            snapshots_expired=len(expired),
+            wal_files_removed=wal_files,
+            left=(*left, *kept, *self._left_beside()),
+        )
+
+    def _look_again(self) -> EraseReport:
+        """After everything has been rewritten: remove what was kept then and no longer is."""
+        assert self._intent.held is not None
+        expired = self._table.expire(retention_ms=None, only=self._intent.held)
+        files = self._table.collect(grace_ms=None, data_only=True).files if expired else ()
+        wal_files = self._remove_wal_files()
+        held, kept = self._left_in_kept_snapshots()
+        self._save_held({*held, *self._intent.held} if kept else held)
+        return EraseReport(
+            topic=self._intent.topic,
+            keys=len(self._intent.keys),
+            records_erased=0,
+            files_rewritten=0,
+            files_removed=len(files),
+            snapshots_expired=len(expired),
+            wal_files_removed=wal_files,
+            left=(*kept, *self._left_beside()),
+        )
+
+    def _save_held(self, held: Collection[int]) -> None:
+        save_intent(self._data_folder, replace(self._intent, held=tuple(sorted(held))))
+        reached("erase.passed")
+
+    def _rewrite(self, progress: Callable[[int, int], None] | None) -> tuple[int, int]:
+        """Write every segment with one of the keys anew, some at a time; records erased and files rewritten."""
+        erased = rewritten = 0
+        snapshot = self._table.snapshot()
+        segments = self._table.plan(snapshot)
+        with self._leases.hold(topic_id=snapshot.topic.id.hex, job="erase") as lease:
+            for number, segment in enumerate(segments):
+                mask = self._mask(segment)
+                if not mask.all():
+                    outcome = self._write_without(segment, mask, lease.id)
+                    lease.check()
+                    retry_on_conflict(lambda outcome=outcome: self._commit(outcome))  # type: ignore[misc]
+                    reached("erase.segment.committed")
+                    erased += int((mask == 0).sum())
+                    rewritten += 1
+                if progress is not None:
+                    progress(number + 1, len(segments))
+        return erased, rewritten
+
+    def _mask(self, segment: Segment) -> Mask:
+        """Which rows stay: 1, or 0 for those that have to go. Every row of the file is looked at."""
+        mask = np.ones(segment.records, np.uint8)
+        wanted = [each for each in self._intent.wanted if segment.first_offset < each.end(segment.partition)]
+        if not wanted:
+            return mask
+        with RawSegment(self._table.files, segment) as raw:
+            for each in wanted:
+                goes = np.zeros(segment.records, np.bool_)
+                keys = pa.array(each.keys, pa.binary())
+                for row, found in raw.key_runs():
+                    goes[row : row + len(found)] = pc.is_in(found, keys).to_numpy(zero_copy_only=False)
+                end = each.end(segment.partition)
+                if segment.last_offset >= end and goes.any():
+                    goes &= raw.columns(["offset"]).column("offset").to_numpy() < end
+                mask[goes] = 0
+        return mask
+
+    def _write_without(self, segment: Segment, mask: Mask, job_id: str) -> Outcome:
+        unit = Unit(
+            topic=self._intent.topic,
+            partition=segment.partition,
+            files=self._table.files,
+            segments=(segment,),
+            first_dirty=0,
+            clean_is_unique=True,
+            keyed=True,
+            rules=Rules(
+                strategy="offset",
+                header=None,
+                header_format=None,
+                log_start=0,
+                expiring=(),
+                retention_before_ms=None,
+            ),
+            merge_bytes=0,
+            merge_span_ms=None,
+            min_rewrite_ratio=0.0,
+            job_id=job_id,
+            seed=0,
+        )
+        result = rewrite_found(unit, [mask])
+        if not isinstance(result, Outcome):
+            raise UnavailableError(
+                f"{segment.path} could not be rewritten: {getattr(result, 'message', result)}"
+            )
+        return result
+
+    def _commit(self, outcome: Outcome) -> Snapshot:
+        base = self._table.snapshot()
+        return self._table.replace(
+            base,
+            outcome.removed,
+            outcome.added,
+            {},
+            operation="erase",
+            details={"segments": f"{len(outcome.removed)} -> {len(outcome.added)}"},
+        )
+
+    def _remove_wal_files(self) -> int:
+        wals = self._wals()
+        now_ms = self._clock.now_ms()
+        deletions = [
+            deleter.deletion(wal, file, "erased", now_ms)
+            for wal in wals
+            for file in wal.files
+            if file.first_offset < self._intent.end(wal.partition)
+            and file.end_offset is not None
+            and file.end_offset <= wal.sealed_end
+        ]
+        removed = deleter.execute(wals, deletions, now_ms)
+        for wal in wals:
+            aside = wal.folder / ASIDE_FOLDER
+            for path in aside.iterdir() if aside.exists() else ():
+                path.unlink(missing_ok=True)
+        return len(removed.deletions)
+
+    def _left_in_segments(self) -> Iterator[str]:
+        for segment in self._table.plan(self._table.snapshot()):
+            if not self._mask(segment).all():
+                yield f"{segment.path}: it still has records of these keys"
+
+    def _left_in_kept_snapshots(self) -> tuple[set[int], list[str]]:
+        """Snapshots that tags and branches keep and that have the keys: their ids, and what is to be said of them."""
+        current = {segment.path for segment in self._table.plan(self._table.snapshot())}
+        held: set[int] = set()
+        kept: list[str] = []
+        for ref in self._table.refs():
+            try:
+                has_keys = any(
+                    segment.path not in current and not self._mask(segment).all()
+                    for segment in self._table.plan(ref.snapshot)
+                )
+                what = "has records of these keys"
+            except StorageError as error:
+                has_keys, what = True, f"can't be looked into ({error})"
+            if has_keys:
+                assert ref.snapshot.id is not None
+                held.add(ref.snapshot.id)
+                kept.append(
+                    f"snapshot {ref.snapshot.id}, which another engine's {ref.kind} {ref.name!r} keeps, {what}. Drop the "
+                    f"{ref.kind} there (ALTER TABLE … DROP {ref.kind.upper()} {ref.name}); the worker's next round, or "
+                    f"the same erasure again, then removes it."
+                )
+        return held, kept
+
+    def _left_beside(self) -> Iterator[str]:
+        """Copies that are neither in the table nor in its snapshots."""
+        for wal in self._wals():
+            for file in wal.files:
+                if file.first_offset < self._intent.end(wal.partition):
+                    yield f"{wal.folder / file_name(file.seq)}: it has records from before the erasure, and is still there"
+        for folder in sorted((self._data_folder / "wal").glob(f"*/*/{self._intent.topic_id}{SET_ASIDE}*")):
+            yield f"{folder}: a WAL that was set aside when the topic was taken over. Export what you need, and remove it"
+        yield from staged_with(self._data_folder, self._intent.topic_id, self._keys)
+        yield from positions_with(self._data_folder, self._intent.keys)

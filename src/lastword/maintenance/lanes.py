@@ -1,0 +1,89 @@
+"""The lanes of maintenance: which jobs of one process run beside each other, and which take turns.
+
+The maintenance role belongs to a process (locks.py). Inside that process each job holds a lane, or several:
+
+    CLEAN   compaction and erasure, which write sealed segments anew
+    TIDY    retention, the WAL deleter, expiry and collection, which remove what is no longer wanted
+    SEAL    sealing, and the repair of a WAL
+
+So a long compaction holds up neither sealing nor retention. Jobs of different lanes meet in the table alone, where
+commits are fenced: the one that comes second looks again. A seal that overtakes a compaction costs it one more try to
+commit, because only the segments that it was planned with count; retention that removes one of these has that partition
+planned again. Files that are being written are kept from TIDY by leases, and sealed WAL files are below the sealed end,
+from which a seal begins. An erasure removes files without regard to leases, and the repair of a table goes back to an older
+state of it, so both hold every lane.
+
+Lanes are taken from the first to the last of this list, so that nobody waits in a circle: a compaction may seal, but
+what seals may not compact.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from enum import IntEnum
+
+from lastword.folder.locks import RoleLock
+
+
+class Lane(IntEnum):
+    """A lane, by the order in which they are taken."""
+
+    CLEAN = 0
+    TIDY = 1
+    SEAL = 2
+
+
+class _Held(threading.local):
+    """The lanes that this thread holds, each as often as it has taken it."""
+
+    def __init__(self) -> None:
+        self.lanes: list[Lane] = []
+
+
+class Lanes:
+    """The lanes of an open log, and its maintenance role while anybody needs it."""
+
+    def __init__(self, acquire: Callable[[], RoleLock]) -> None:
+        self._acquire = acquire
+        self._locks = {lane: threading.RLock() for lane in Lane}
+        self._held = _Held()
+        self._role: RoleLock | None = None
+        self._users = 0
+        self._role_lock = threading.Lock()
+
+    @contextmanager
+    def hold(self, *lanes: Lane) -> Iterator[None]:
+        """Hold the maintenance role and these lanes. LockedError if another process has the role."""
+        with ExitStack() as stack:
+            for lane in sorted(lanes):
+                stack.enter_context(self._lane(lane))
+            stack.enter_context(self._maintenance())
+            yield
+
+    @contextmanager
+    def _lane(self, lane: Lane) -> Iterator[None]:
+        mine = self._held.lanes
+        assert lane in mine or all(lane > other for other in mine), f"{lane.name} is taken after {mine}"
+        with self._locks[lane]:
+            mine.append(lane)
+            try:
+                yield
+            finally:
+                mine.remove(lane)
+
+    @contextmanager
+    def _maintenance(self) -> Iterator[None]:
+        with self._role_lock:
+            if self._users == 0:
+                self._role = self._acquire()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._role_lock:
+                self._users -= 1
+                if self._users == 0 and self._role is not None:
+                    self._role.release()
+                    self._role = None

@@ -1,0 +1,330 @@
+"""Which data folder may change a topic, where several could: one owner a table, asserted by every commit.
+
+A table names its owner: the folder's id, an epoch that rises when another folder takes over, and, where the catalog or
+the warehouse is shared, the owner's *incarnation*. What holds:
+
+1. Every commit asserts the snapshot that it was planned on, and checks the owner in that very state of the table
+   (segments/iceberg_table.py). Taking over is a commit that makes a snapshot. So a folder that lost a topic can't commit.
+2. Each opening for writing of a shared folder takes a new incarnation: it is noted in the folder's identity first.
+   Before the first append to a topic, or with the first commit, it is noted beside the topic's WAL and then in the table.
+   A clone of the disk has the incarnation of the moment when it was made: as soon as one of the two has noted a newer
+   one in the table, the other one finds an incarnation there that it never had, and is refused.
+3. A writer looks every second whether it still owns the topics that it has open. Without a confirmation that is recent
+   enough it acknowledges nothing.
+
+Where catalog and warehouse lie inside of the folder, nobody else can reach the tables: 1 alone is done, and opening
+costs no commit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from lastword.clock import Clock, new_uuid
+from lastword.errors import LastwordError, LockedError, NotOwnerError, StorageError
+from lastword.folder import disk, identity
+from lastword.folder.identity import Identity
+from lastword.folder.locks import Role, RoleLock
+from lastword.folder.paths import wal_folder
+from lastword.folder.steps import reached
+from lastword.maintenance.relocating import recognized, settle
+from lastword.segments.storage import Storage
+from lastword.segments.table import Owner, OwnerLook, SegmentCatalog, TopicInfo
+
+logger = logging.getLogger(__name__)
+
+CONFIRM_INTERVAL_S: Final = 1.0
+CONFIRMED_FOR_S: Final = 4.0
+"""How old the last confirmation may be when a record is acknowledged."""
+
+OWNED_FILE: Final = "owned.json"
+"""Beside the WAL of a topic: the incarnations that this folder may find in its table."""
+
+_MAINTAINER_WAITS_MS: Final = 5_000
+
+
+@dataclass(slots=True)
+class _Held:
+    topic: TopicInfo
+    confirmed_s: float
+    pointer: str | None = None
+    lost: NotOwnerError | None = None
+    claim: Callable[[], object] | None = None
+    """Notes this opening in the table, where that could not be done so far."""
+
+
+def now_s() -> float:
+    """Seconds that go on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+class Ownership:
+    """What the folder of an open log may do with the topics of its catalog. May be used by several threads."""
+
+    def __init__(self, storage: Storage, known: Identity | None) -> None:
+        self._storage = storage
+        self._identity = known
+        self._held: dict[UUID, _Held] = {}
+
+    @classmethod
+    def of_writer(cls, storage: Storage, clock: Clock) -> Ownership:
+        """For an opening for writing; the caller has the writer's role."""
+        known = settle(storage, clock)
+        return cls(storage, _next_incarnation(storage.folder, known) if storage.is_shared else known)
+
+    @classmethod
+    def of_maintainer(cls, storage: Storage, clock: Clock) -> Ownership:
+        """For maintenance beside a writer. Where there is none, the folder has to get an incarnation here."""
+        known = identity.load(storage.folder)
+        if known is not None and not storage.is_shared:
+            return cls(storage, known)
+        waited_ms = 0
+        while True:
+            try:
+                with RoleLock.acquire(storage.folder, Role.WRITER, clock, brief=True):
+                    return cls.of_writer(storage, clock)
+            except LockedError:
+                # A writer that has just begun notes it in a moment.
+                known = identity.load(storage.folder)
+                if known is not None and (known.token or not storage.is_shared):
+                    return cls(storage, known)
+                if waited_ms >= _MAINTAINER_WAITS_MS:
+                    raise
+                clock.sleep_ms(20)
+                waited_ms += 20
+
+    @classmethod
+    def of_reader(cls, storage: Storage, clock: Clock) -> Ownership:
+        return cls(storage, identity.load(storage.folder) or recognized(storage, clock))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another folder could reach the same tables."""
+        return self._storage.is_shared
+
+    # ------------------------------------------------------------------------------------------- commits
+
+    def new_owner(self, topic: TopicInfo) -> Owner:
+        """This folder as the owner of a topic that it is about to create or to take over."""
+        incarnation = ""
+        if self._storage.is_shared:
+            incarnation = self._incarnation
+            self._note(topic, [incarnation])
+        return self._me(epoch=1, incarnation=incarnation)
+
+    def check(self, topic: TopicInfo) -> Owner | None:
+        """Raise NotOwnerError unless this folder may commit to a topic; the owner to be noted with the commit, if any."""
+        owner = topic.owner
+        if owner is None:
+            # A table of the first version, which nobody has claimed.
+            return self.new_owner(topic)
+        if owner.folder_id != self._id:
+            raise foreign_error(topic)
+        if not self._storage.is_shared or owner.incarnation == self._incarnation:
+            return None
+        # Another process of this folder may have raised it.
+        self._identity = identity.load(self._storage.folder) or self._identity
+        if owner.incarnation == self._incarnation:
+            return None
+        # A table without one was written when nobody else could reach it: when all of it lay inside of this folder.
+        if owner.incarnation and owner.incarnation not in self._noted(topic):
+            raise NotOwnerError(
+                f"{self._storage.folder} is a stale copy, as of a cloned disk: another folder with its id "
+                f"({self._id}) has written to the topic {topic.name!r} since, last {owner}. Use that one. "
+                f"`lastword relocate --as-copy` makes this a folder of its own, and `lastword wal export "
+                f"{topic.name}` shows the records that are only here."
+            )
+        self._note(topic, [owner.incarnation, self._incarnation])
+        return self._me(epoch=owner.epoch, incarnation=self._incarnation)
+
+    def is_foreign(self, topic: TopicInfo) -> bool:
+        """Whether another folder owns a topic."""
+        return topic.owner is not None and topic.owner.folder_id != self._id
+
+    def has_noted(self, name: str, topic_id: UUID) -> bool:
+        """Whether a topic whose table can't be read was this folder's, as far as it knows."""
+        if not self._storage.is_shared:
+            return True
+        return (wal_folder(self._storage.folder, name, topic_id) / OWNED_FILE).exists()
+
+    def objection(self, topic: TopicInfo) -> str | None:
+        """Why this folder may not make a state of a table the current one again; None if it may. Nothing is noted."""
+        if self.is_foreign(topic):
+            return f"it belongs to {topic.owner}"
+        if topic.owner is None or not self._storage.is_shared:
+            return None
+        if topic.owner.incarnation in ("", self._incarnation, *self._noted(topic)):
+            return None
+        return "it is of an opening of this folder, or of a clone of it, that this folder does not know"
+
+    # ------------------------------------------------------------------------------------------- appends
+
+    def hold(
+        self, topic: TopicInfo, since_s: float, *, claim: Callable[[], object] | None = None
+    ) -> Callable[[], None] | None:
+        """Begin to confirm a topic that was found to be ours; what raises unless it may be appended to.
+
+        With `claim` this opening is not noted in the table yet: nothing is appended until that has been done.
+        """
+        if not self._storage.is_shared:
+            return None
+        held = self._held[topic.id] = _Held(topic=topic, confirmed_s=since_s, claim=claim)
+        return lambda: _check_held(held)
+
+    def let_go(self, topic_id: UUID) -> None:
+        self._held.pop(topic_id, None)
+
+    def confirm(self, catalog: SegmentCatalog) -> list[TopicInfo]:
+        """Look whether the topics that are held are still ours; those that were lost."""
+        held = {each.topic.name: each for each in list(self._held.values()) if each.lost is None}
+        if not held:
+            return []
+        for each in held.values():
+            _claim(each)
+        started_s = now_s()
+        found = catalog.owners({name: each.pointer for name, each in held.items()})
+        lost: list[TopicInfo] = []
+        for name, each in held.items():
+            look = found.get(name)
+            if look is None:
+                # Not answered for: it grows older.
+                continue
+            try:
+                self._check_look(each.topic, look)
+            except NotOwnerError as error:
+                each.lost = error
+                lost.append(each.topic)
+                logger.error("%s", error)
+                continue
+            each.pointer, each.confirmed_s = look.pointer, started_s
+        return lost
+
+    def _check_look(self, topic: TopicInfo, look: OwnerLook) -> None:
+        if look.is_unchanged:
+            return
+        if look.topic is None or look.topic.id != topic.id:
+            raise NotOwnerError(
+                f"The topic {topic.name!r} is no longer in the catalog, or is another one: it takes no appends here."
+            )
+        self.check(look.topic)
+
+    # ------------------------------------------------------------------------------------------ internal
+
+    @property
+    def _id(self) -> str:
+        return self._identity.id if self._identity is not None else ""
+
+    @property
+    def _incarnation(self) -> str:
+        assert self._identity is not None
+        return f"{self._identity.incarnation}-{self._identity.token}"
+
+    def _me(self, *, epoch: int, incarnation: str) -> Owner:
+        assert self._identity is not None
+        return Owner(
+            folder_id=self._id,
+            epoch=epoch,
+            incarnation=incarnation,
+            host=socket.gethostname(),
+            path=self._identity.path,
+        )
+
+    def _note(self, topic: TopicInfo, incarnations: list[str]) -> None:
+        path = self._note_path(topic)
+        if self._noted(topic) == incarnations:
+            return
+        try:
+            disk.make_folder(path.parent)
+            disk.replace_file(path, json.dumps(incarnations).encode())
+        except OSError as error:
+            raise StorageError(f"Can't write {path}: {error.strerror or error}.") from error
+        reached("own.noted")
+
+    def _noted(self, topic: TopicInfo) -> list[str]:
+        try:
+            found = json.loads(self._note_path(topic).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return []
+        return [str(each) for each in found] if isinstance(found, list) else []
+
+    def _note_path(self, topic: TopicInfo) -> Path:
+        return wal_folder(self._storage.folder, topic.name, topic.id) / OWNED_FILE
+
+
+class Confirmer:
+    """A thread that confirms, every second, that the topics which are open for writing are still ours."""
+
+    def __init__(
+        self, ownership: Ownership, catalog: SegmentCatalog, lost: Callable[[TopicInfo], None]
+    ) -> None:
+        self._ownership = ownership
+        self._catalog = catalog
+        self._lost = lost
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lastword-ownership", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(CONFIRM_INTERVAL_S):
+            try:
+                lost = self._ownership.confirm(self._catalog)
+            except LastwordError as error:
+                logger.warning("can't confirm which topics are owned by this folder: %s", error)
+                continue
+            for topic in lost:
+                self._lost(topic)
+
+
+def foreign_error(topic: TopicInfo) -> NotOwnerError:
+    return NotOwnerError(
+        f"The topic {topic.name!r} belongs to {topic.owner}: only that folder changes it. "
+        f"`lastword takeover {topic.name}` shows what taking it over would mean."
+    )
+
+
+def _claim(held: _Held) -> None:
+    if held.claim is not None:
+        try:
+            held.claim()
+            held.claim = None
+        except NotOwnerError:
+            # The look that follows says whose it is.
+            logger.debug("%s is not ours any more", held.topic.name)
+        except LastwordError as error:
+            logger.warning("%s takes no appends: its table can't be written: %s", held.topic.name, error)
+
+
+def _check_held(held: _Held) -> None:
+    if held.lost is not None:
+        raise NotOwnerError(str(held.lost))
+    if held.claim is not None:
+        raise NotOwnerError(
+            f"The topic {held.topic.name!r} takes no appends yet: that this folder has opened it could not be noted in "
+            f"its table. It is tried again every second."
+        )
+    age_s = now_s() - held.confirmed_s
+    if age_s > CONFIRMED_FOR_S:
+        raise NotOwnerError(
+            f"Whether this folder still owns the topic {held.topic.name!r} could not be confirmed for {age_s:.0f} s, "
+            f"because the catalog does not answer. It takes no appends until it does."
+        )
+
+
+def _next_incarnation(folder: Path, known: Identity) -> Identity:
+    raised = replace(known, incarnation=known.incarnation + 1, token=new_uuid().hex[:8])
+    identity.save(folder, raised)
+    reached("own.incarnation.noted")
+    return raised

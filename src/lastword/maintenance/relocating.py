@@ -1,0 +1,280 @@
+"""Makes a data folder that was moved or copied usable at its new place.
+
+1. The roles of the folder are taken, so that nobody else works on it; what came along of the running processes of the
+   original (its server's address, its leases) is removed.
+2. A copy notes the id that it will have.
+3. The metadata of all topics is rewritten for the new place (segments/relocation.py), and the catalog's pointers
+   move, all together; the tables name the folder as their owner.
+4. The folder's identity takes the new place, and the new id.
+
+Killed at any point before the end of 4, the folder still stands as a moved one or a copy: it is refused, or relocated
+again when it is opened for writing, and whatever was done is not done twice. No file outside of the folder is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lastword.clock import Clock, SystemClock, new_uuid
+from lastword.config import BrokerConfig
+from lastword.errors import ForeignFolderError, InvalidError
+from lastword.folder import disk, identity
+from lastword.folder.identity import Identity, Standing, is_same_place
+from lastword.folder.leases import LEASES_FOLDER
+from lastword.folder.locks import Role, RoleLock
+from lastword.folder.paths import DELETING_FOLDER, notes
+from lastword.folder.running import RUN_FOLDER
+from lastword.folder.steps import reached
+from lastword.segments import mapping
+from lastword.segments.fileio import warehouse_uri
+from lastword.segments.iceberg import places_in_sqlite, sqlite_file
+from lastword.segments.listing import visit
+from lastword.segments.storage import CLUSTER_ID_FILE, FORMAT_FILE, Storage, check_folder, load_config
+from lastword.segments.table import Owner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relocation:
+    """What a relocation would do, or did. `topics` are those whose metadata is rewritten."""
+
+    folder: str
+    original: str
+    standing: Standing
+    id: str
+    topics: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """Files that could not be read, before and after."""
+
+
+def check(storage: Storage, *, writes: bool) -> None:
+    """Raise if a folder may not be opened where it is: a copy never, a moved one only to be relocated."""
+    known, found = look(storage)
+    if found is Standing.COPY:
+        raise identity.copy_error(storage.folder, known.path)
+    if found is Standing.MOVED and not writes:
+        raise identity.moved_error(storage.folder, known.path)
+
+
+def look(storage: Storage) -> tuple[Identity, Standing]:
+    """The identity of a folder, and how it stands to it. One of the first version has none: its tables tell."""
+    known = identity.load(storage.folder)
+    if known is not None:
+        return known, identity.standing(storage.folder, known)
+    fresh = identity.new_identity(storage.folder)
+    original = _place_of_tables(storage)
+    if original is None:
+        return fresh, Standing.UNKNOWN
+    try:
+        is_there = (original / FORMAT_FILE).exists()
+    except OSError:
+        # As in identity.standing: something that can't be looked at may be the original.
+        is_there = True
+    return replace(fresh, path=str(original)), Standing.COPY if is_there else Standing.MOVED
+
+
+def settle(storage: Storage, clock: Clock) -> Identity:
+    """The identity of a folder that is being opened for writing, whose caller is its writer.
+
+    A new folder, and one of the first version, gets one. One that was moved with everything that belongs to it is
+    relocated.
+    """
+    known, found = look(storage)
+    match found:
+        case Standing.HOME if known.becoming is None:
+            return known
+        case Standing.HOME:
+            # Relocated as a copy at the place that it had already, and killed on the way.
+            with _others_kept_out(storage.folder, clock):
+                _execute(storage, known, clock, new_id=known.becoming)
+            return _settled(storage.folder)
+        case Standing.UNKNOWN:
+            return identity.save(storage.folder, recognized(storage, clock, create=True) or known)
+        case Standing.COPY:
+            raise identity.copy_error(storage.folder, known.path)
+    if storage.is_shared:
+        raise ForeignFolderError(
+            f"{storage.folder} has been moved here from {known.path}, and its catalog or its warehouse is outside of "
+            f"it, where the folder at the old place may be at work. If it is not, "
+            f"`lastword relocate --data {storage.folder}` makes this its place."
+        )
+    logger.warning("%s has been moved here from %s: its tables are rewritten", storage.folder, known.path)
+    with _others_kept_out(storage.folder, clock):
+        _execute(storage, known, clock, new_id=None)
+    return _settled(storage.folder)
+
+
+def recognized(storage: Storage, clock: Clock, *, create: bool = False) -> Identity | None:
+    """The identity of a folder whose own note of it is lost, by what its tables say; None if they say nothing.
+
+    With `create` the catalog is made if it is not there.
+    """
+    file = sqlite_file(storage.properties)
+    if storage.has_catalog and (file is None or not file.exists()):
+        return None
+    here = identity.new_identity(storage.folder)
+    with closing(storage.open_catalog(clock, create=create)) as catalog:
+        infos = visit(catalog.list(), lambda name: catalog.load(name).snapshot().topic, lambda _: False).found
+    owners = [info.owner for info in infos.values() if info.owner is not None]
+    own = [each for each in owners if (each.path, each.host) == (here.path, socket.gethostname())]
+    return replace(here, id=own[0].folder_id) if own else None
+
+
+def plan(storage: Storage, *, as_copy: bool = False) -> Relocation:
+    """What `relocate` would do. Nothing is changed."""
+    known, found = look(storage)
+    if found is Standing.UNKNOWN:
+        raise InvalidError(
+            f"{storage.folder} has no identity yet, and its tables are where they say: there is nothing to relocate."
+        )
+    if as_copy:
+        found = Standing.COPY
+    if found is Standing.COPY and storage.has_catalog and not storage.has_warehouse:
+        raise InvalidError(
+            f"{storage.folder} is a copy whose warehouse, {storage.warehouse}, is outside of it and holds the files of "
+            f"{known.path}. Two folders can't both keep them in order: restore a backup of {known.path} instead."
+        )
+    rewrites = found is not Standing.HOME and _rewrites(storage, found)
+    return Relocation(
+        folder=str(storage.folder),
+        original=known.path,
+        standing=found,
+        id=known.id,
+        topics=tuple(sorted(_topics(storage, known))) if rewrites else (),
+    )
+
+
+def relocate(
+    path: str | Path,
+    *,
+    config: BrokerConfig | Mapping[str, object] | str | Path | None = None,
+    as_copy: bool = False,
+    clock: Clock | None = None,
+) -> Relocation:
+    """Make a data folder that was moved or copied usable where it is now.
+
+    One that was moved stays the same folder. A copy becomes a folder of its own, with a new id; so does, with
+    `as_copy`, one whose original can't be seen from here. A folder that is where it belongs is left as it is.
+    """
+    folder = Path(path).absolute()
+    clock = clock or SystemClock()
+    check_folder(folder, create=False)
+    storage = Storage.of(folder, load_config(folder, config))
+    with RoleLock.acquire(folder, Role.WRITER, clock), _others_kept_out(folder, clock):
+        planned = plan(storage, as_copy=as_copy)
+        if planned.standing is Standing.HOME:
+            return planned
+        known, _ = look(storage)
+        new_id = _id_to_be(storage.folder, known) if planned.standing is Standing.COPY else None
+        return _execute(storage, known, clock, new_id=new_id)
+
+
+def _execute(storage: Storage, known: Identity, clock: Clock, *, new_id: str | None) -> Relocation:
+    folder = storage.folder
+    found = Standing.MOVED if new_id is None else Standing.COPY
+    _forget_processes(folder)
+    if new_id is not None:
+        # Clients must not take it for the cluster that they know.
+        (folder / CLUSTER_ID_FILE).unlink(missing_ok=True)
+        known = replace(known, becoming=new_id, becoming_path=str(folder.resolve()))
+    identity.save(folder, known)
+    reached("relocate.noted")
+    settled = identity.relocated(folder, known, new_id=new_id)
+    rewritten = {}
+    if storage.has_warehouse:
+        _forget_places(folder)
+    if _rewrites(storage, found):
+        owner = Owner(folder_id=settled.id, host=socket.gethostname(), path=settled.path)
+        properties = mapping.owner_properties(owner)
+        if storage.is_shared:
+            # Its tables are known to others: the incarnation and the epoch stay, and so does the owner.
+            properties = {key: properties[key] for key in (mapping.OWNER_HOST, mapping.OWNER_PATH)}
+        with closing(storage.open_catalog(clock)) as catalog:
+            rewritten = catalog.relocate(properties, below=_old_warehouse(storage, known))
+    reached("relocate.rewritten")
+    identity.save(folder, settled)
+    reached("relocate.done")
+    return Relocation(
+        folder=str(folder),
+        original=known.path,
+        standing=found,
+        id=settled.id,
+        topics=tuple(sorted(rewritten)),
+        damaged=tuple(each for done in rewritten.values() for each in done.damaged),
+    )
+
+
+def _settled(folder: Path) -> Identity:
+    settled = identity.load(folder)
+    assert settled is not None, folder
+    return settled
+
+
+def _rewrites(storage: Storage, found: Standing) -> bool:
+    """Whether the tables' files came along, so that their metadata has to follow."""
+    return storage.has_warehouse and (storage.has_catalog or found is Standing.MOVED)
+
+
+def _old_warehouse(storage: Storage, known: Identity) -> str | None:
+    """Where the folder's topics were, if its catalog has topics of others too."""
+    if storage.has_catalog:
+        return None
+    inside = Path(warehouse_uri(storage.warehouse).removeprefix("file://")).resolve()
+    return f"file://{Path(known.path) / inside.relative_to(storage.folder.resolve())}"
+
+
+def _topics(storage: Storage, known: Identity) -> list[str]:
+    with closing(storage.open_catalog(SystemClock())) as catalog:
+        return catalog.relocatable(below=_old_warehouse(storage, known))
+
+
+def _place_of_tables(storage: Storage) -> Path | None:
+    """The folder that the tables name, if it is another one than theirs."""
+    file = sqlite_file(storage.properties)
+    if storage.is_shared or file is None:
+        return None
+    warehouse = Path(warehouse_uri(storage.warehouse).removeprefix("file://"))
+    for place in places_in_sqlite(file):
+        if place != warehouse and not is_same_place(place, warehouse):
+            return place.parent
+    return None
+
+
+def _id_to_be(folder: Path, known: Identity) -> str:
+    """The id that an earlier, killed relocation of this very place has noted, else a new one."""
+    if known.becoming is not None and known.becoming_path == str(folder.resolve()):
+        return known.becoming
+    return new_uuid().hex
+
+
+def _others_kept_out(folder: Path, clock: Clock) -> ExitStack:
+    with ExitStack() as roles:
+        for role in (Role.MAINTENANCE, Role.WORKER):
+            roles.enter_context(RoleLock.acquire(folder, role, clock))
+        return roles.pop_all()
+
+
+def _forget_processes(folder: Path) -> None:
+    """Remove what the processes of the original have left in it of themselves."""
+    for name in (RUN_FOLDER, LEASES_FOLDER):
+        if (folder / name).exists():
+            shutil.rmtree(folder / name)
+    disk.sync_folder(folder)
+
+
+def _forget_places(data_folder: Path) -> None:
+    """Have noted deletions look where the catalog would put a topic's files: the folder is at another place now."""
+    for note in notes(data_folder / DELETING_FOLDER):
+        try:
+            saved = json.loads(note.read_bytes())
+            disk.replace_file(note, json.dumps({"name": saved["name"], "location": None}).encode())
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("%s is not a note of a deletion that can be read: %s", note, error)

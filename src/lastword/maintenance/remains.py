@@ -1,0 +1,84 @@
+"""Where keys still are after an erasure, beside the table and the WAL: staged writes and positions of sources."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastword import batch
+from lastword.wal.staged import STAGING_FOLDER
+
+CONNECT_FOLDER = "connect"
+"""Where sources keep their positions, see lastword.connect."""
+
+
+def staged_with(data_folder: Path, topic_id: str, keys: pa.Array) -> Iterator[str]:
+    """Name the staged files of a topic that have records of some keys."""
+    for path in sorted((data_folder / STAGING_FOLDER / topic_id).glob("*/*.batches")):
+        try:
+            records = [batch.decode_many([data]) for _, data in batch.split(path.read_bytes())]
+        except FileNotFoundError:
+            continue
+        except (OSError, batch.BadBatchError):
+            yield f"{path}: it can't be looked into, and a write that is under way or was killed has left it. {_WAY_OUT}"
+            continue
+        if any(pc.any(pc.is_in(each.column("key"), keys)).as_py() for each in records):
+            yield (
+                f"{path}: a write that has not been appended, because it is under way or was killed, has records of these "
+                f"keys. {_WAY_OUT}"
+            )
+
+
+_WAY_OUT = (
+    "It goes when the write is done, or a day after it was killed; a streaming query must be started again. "
+    "What is appended later is a new record."
+)
+
+
+def positions_with(data_folder: Path, keys: Sequence[bytes]) -> Iterator[str]:
+    """Name the sources whose position is at one of some keys: a snapshot goes on after the last key that it has read."""
+    texts = {text for key in keys for text in _spellings(key)}
+    for path in sorted((data_folder / CONNECT_FOLDER).glob("*/*.json")):
+        try:
+            saved = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        position = saved.get("position") if isinstance(saved, dict) else None
+        if any(each in texts for each in _texts(position)):
+            source = path.parent.name
+            yield (
+                f"{path}: the position of the source {source!r} is at one of these keys. It goes when the source has read "
+                f"on; `lastword connect reset {source}` forgets the position, and reads everything again."
+            )
+
+
+def _spellings(key: bytes) -> Iterator[tuple[str, ...]]:
+    """A key as positions have it: as it is, or if it is a JSON object the values of its fields."""
+    text = key.decode(errors="replace")
+    yield (text,)
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return
+    if isinstance(found, dict) and found:
+        yield tuple(each if isinstance(each, str) else json.dumps(each) for each in found.values())
+
+
+def _texts(saved: Any) -> Iterator[tuple[str, ...]]:
+    """Every text, and every list of texts, in a JSON value."""
+    if isinstance(saved, str):
+        yield (saved,)
+    elif isinstance(saved, list):
+        if all(isinstance(each, str) for each in saved):
+            yield tuple(saved)
+        else:
+            for each in saved:
+                yield from _texts(each)
+    elif isinstance(saved, dict):
+        for each in saved.values():
+            yield from _texts(each)

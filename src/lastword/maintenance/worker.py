@@ -1,0 +1,425 @@
+"""The background work: seals, compacts, applies retention, deletes, expires, collects and measures, each in its time.
+
+The worker only decides when. What is done is the log's: every job is a call that could be made by hand, is
+isolated from the others, and leaves a whole state behind at each commit.
+
+Each lane has a thread and runs its jobs one after the other, so that none waits for a job of another lane (lanes.py says
+what may run beside what):
+
+    seal      sealing
+    clean     erasures that are not done, then compaction
+    tidy      retention, the WAL deleter, expiry, collection
+    measure   metrics
+
+A stop request ends each lane between two commits. A job that fails is tried again after a pause that doubles, up to an
+hour; so is each partition whose compaction fails, and each topic that can't be sealed, while the others go on.
+
+Killed at any point, the next worker goes on where this one was: `worker.json` (worker_state.py) keeps when each job is due, which
+topic has waited longest for it, and what was being compacted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar
+
+from lastword import metrics
+from lastword.clock import Clock, monotonic_s
+from lastword.config import BrokerConfig
+from lastword.errors import LastwordError, LockedError
+from lastword.folder.locks import Role, RoleLock
+from lastword.maintenance.worker_state import (
+    FailingCompaction,
+    JobStatus,
+    Place,
+    StatusKeeper,
+    Turns,
+    WorkerStatus,
+    load_status,
+)
+from lastword.segments.listing import Visited
+
+if TYPE_CHECKING:
+    from lastword.compaction.job import CompactionReport
+    from lastword.maintenance.tiering import SealReport
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RetentionStep = Literal["retention", "delete", "expire", "collect"]
+"""What a round of retention consists of: sealed segments, WAL files, snapshots, files that nothing names."""
+LONGEST_PAUSE_MS = 3_600_000
+LONGEST_SEAL_PAUSE_MS = 60_000
+FIRST_PAUSE_MS = 10_000
+MEASURE_INTERVAL_MS = 30_000
+_LONGEST_WAIT_MS = 1_000
+
+
+Lane = Literal["seal", "clean", "tidy", "measure"]
+
+
+class MaintainedTopic(Protocol):
+    """What the worker asks of a topic."""
+
+    def seal_rolled(
+        self, *, progress: Callable[[int, int], None] | None, stop: Callable[[], bool]
+    ) -> SealReport: ...
+
+
+class RetentionOutcome(Protocol):
+    """What the worker looks at in the report of a retention round."""
+
+    @property
+    def problems(self) -> tuple[tuple[str, str], ...]: ...
+
+
+class Maintained(Protocol):
+    """What the worker asks of a log."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> BrokerConfig: ...
+
+    def own_topics(self) -> list[str]: ...
+
+    def topic(self, name: str) -> MaintainedTopic: ...
+
+    def visit(self, act: Callable[[str], T], names: Iterable[str]) -> Visited[T]: ...
+
+    def compact(
+        self,
+        *,
+        exclude: Collection[Place],
+        last: Sequence[Place],
+        begin: Callable[[Sequence[Place]], None],
+        stop: Callable[[], bool],
+    ) -> CompactionReport: ...
+
+    def measure(self) -> None: ...
+
+    def run_retention(
+        self, *, steps: Iterable[RetentionStep], turns: Turns | None, stop: Callable[[], bool]
+    ) -> RetentionOutcome: ...
+
+    def finish_erasures(self) -> list[str]: ...
+
+
+def pause_ms(failures: int) -> int:
+    """How long to wait after so many failures in a row."""
+    return min(FIRST_PAUSE_MS << min(failures - 1, 20), LONGEST_PAUSE_MS)
+
+
+def schedule(config: BrokerConfig) -> dict[str, tuple[int, int]]:
+    """Each job's delay after the start and the pause between two runs, in milliseconds."""
+    jobs = {
+        "seal": (0, config.seal_interval_ms),
+        "compact": (config.worker_initial_delay_ms, config.worker_interval_ms),
+        "retention": (config.retention_interval_ms, config.retention_interval_ms),
+        "expire": (config.expire_interval_ms, config.expire_interval_ms),
+        "collect": (config.collect_interval_ms, config.collect_interval_ms),
+        "measure": (0, MEASURE_INTERVAL_MS),
+    }
+    if config.deleter_enabled:
+        jobs["delete"] = (config.deleter_interval_ms, config.deleter_interval_ms)
+    return jobs
+
+
+_LANES: dict[str, Lane] = {
+    "seal": "seal",
+    "compact": "clean",
+    "retention": "tidy",
+    "delete": "tidy",
+    "expire": "tidy",
+    "collect": "tidy",
+    "measure": "measure",
+}
+
+
+@dataclass(slots=True)
+class _Unsealed:
+    """A topic that can't be sealed, or only in part, and when it is tried again."""
+
+    failures: int
+    message: str
+    retry_ms: int
+
+
+class Worker:
+    """Runs a log's maintenance when it is due."""
+
+    def __init__(self, log: Maintained, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._schedule = schedule(log.config)
+        self._keeper = StatusKeeper(log.path, _first_status(log.path, self._schedule, clock.now_ms()))
+        self._unsealed: dict[str, _Unsealed] = {}
+        self._ended: list[BaseException] = []
+        self._do: dict[str, Callable[[], None]] = {
+            "seal": self._seal,
+            "compact": self._compact,
+            "retention": lambda: self._retain("retention"),
+            "delete": lambda: self._retain("delete"),
+            "expire": lambda: self._retain("expire"),
+            "collect": lambda: self._retain("collect"),
+            "measure": self._log.measure,
+        }
+        # A lane's thread and whoever wants every job at once take turns.
+        self._lane_locks: dict[Lane, threading.RLock] = {lane: threading.RLock() for lane in _LANES.values()}
+
+    @property
+    def status(self) -> WorkerStatus:
+        return self._keeper.status
+
+    # ------------------------------------------------------------------------------------------ running
+
+    def run_due(self, lane: Lane | None = None) -> list[str]:
+        """Run the jobs whose time has come, of a lane or of all; their names."""
+        done: list[str] = []
+        for name, job in self.status.jobs.items():
+            if self._stop.is_set():
+                break
+            if lane not in (None, _LANES[name]):
+                continue
+            with self._lane_locks[_LANES[name]]:
+                if job.next_run_ms <= self._clock.now_ms():
+                    self._run_job(name, job)
+                    done.append(name)
+        return done
+
+    def run_all(self) -> None:
+        """Run every job once, now, one after the other. A lane that is busy with a job is waited for."""
+        for name, job in self.status.jobs.items():
+            with self._lane_locks[_LANES[name]]:
+                if not self._stop.is_set():
+                    self._run_job(name, job)
+
+    def run(self) -> None:
+        """Run jobs as they fall due, until `stop`. LockedError if the log has a worker already."""
+        with RoleLock.acquire(self._log.path, Role.WORKER, self._clock):
+            # A worker that is killed before its first job has ended has still begun to wait for the others.
+            self._keeper.save()
+            threads = [
+                threading.Thread(target=self._run_lane, args=(lane,), name=f"lastword-{lane}", daemon=True)
+                for lane in self._lane_locks
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        for error in self._ended:
+            raise error
+
+    def start(self) -> Self:
+        """Run in threads of this process."""
+        self._thread = threading.Thread(target=self.run, name="lastword-worker", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ask the worker to end; each lane does between two commits."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Stop, and wait until it has."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _run_lane(self, lane: Lane) -> None:
+        own = [job for name, job in self.status.jobs.items() if _LANES[name] == lane]
+        try:
+            while not self._stop.is_set():
+                self.run_due(lane)
+                next_ms = min(job.next_run_ms for job in own)
+                wait_ms = min(max(next_ms - self._clock.now_ms(), 1), _LONGEST_WAIT_MS)
+                self._stop.wait(wait_ms / 1000)
+        except BaseException as error:  # noqa: BLE001
+            # A worker without one of its lanes would look as if it worked.
+            self._ended.append(error)
+            self._stop.set()
+
+    # --------------------------------------------------------------------------------------------- jobs
+
+    def _run_job(self, name: str, job: JobStatus) -> None:
+        started_s = monotonic_s()
+        error: Exception | None = None
+        try:
+            self._do[name]()
+        except LastwordError as caught:
+            error = caught
+        except Exception as caught:
+            # A bug in one job must not end the others.
+            logger.exception("the %s job met an unexpected error", name)
+            error = caught
+        now_ms = self._clock.now_ms()
+        interval_ms = self._schedule[name][1]
+        with self._keeper.lock:
+            if self._stop.is_set() and error is None:
+                # It may have been broken off: the next worker goes on with it at once.
+                interval_ms = 0
+            wait_ms = interval_ms if error is None else self._failed(name, job, error, interval_ms)
+            if error is None:
+                job.failures, job.last_error = 0, None
+            job.last_run_ms, job.last_duration_s = now_ms, monotonic_s() - started_s
+            job.next_run_ms = now_ms + wait_ms
+            metrics.WORKER_LAST_RUN.labels(name).set(now_ms / 1000)
+            metrics.UNCLEANABLE_PARTITIONS.set(len(self.status.failing))
+            self._keeper.save()
+
+    def _failed(self, name: str, job: JobStatus, error: Exception, interval_ms: int) -> int:
+        """Note a failure; how long to wait."""
+        if isinstance(error, _PartlyDoneError):
+            # Each topic that failed has a pause of its own; the others must not wait for it.
+            job.failures, wait_ms = error.failures or job.failures + 1, interval_ms
+        else:
+            job.failures += 1
+            # A process that has the role is done with it at some time, and no try costs anything.
+            count = 1 if isinstance(error, LockedError) else job.failures
+            wait_ms = max(interval_ms, pause_ms(count))
+        said, job.last_error = job.last_error, str(error) or type(error).__name__
+        metrics.WORKER_FAILURES.labels(name).inc()
+        # What fails every few seconds is said once.
+        is_old = isinstance(error, _PartlyDoneError | LockedError) and said == job.last_error
+        level = logging.DEBUG if is_old else logging.ERROR
+        logger.log(level, "the %s job failed and is tried again in %d s: %s", name, wait_ms // 1000, error)
+        return wait_ms
+
+    def _seal(self) -> None:
+        turns = Turns(self._keeper, "seal")
+        now_ms = self._clock.now_ms()
+
+        def seal(name: str) -> list[str]:
+            waiting = self._unsealed.get(name)
+            if self._stop.is_set() or (waiting is not None and waiting.retry_ms > now_ms):
+                return [waiting.message] if waiting is not None else []
+            turns.take(name, save=False)
+            report = self._log.topic(name).seal_rolled(
+                # It is called before the first file is written, if there is any.
+                progress=lambda done, _total: self._keeper.save() if done == 0 else None,
+                stop=self._stop.is_set,
+            )
+            return [f"{name} partition {partition}: {what}" for partition, what in report.problems]
+
+        visited = self._log.visit(seal, turns.in_order(self._log.own_topics()))
+        problems = {name: "; ".join(own) for name, own in visited.found.items() if own}
+        problems |= {name: f"{name}: {error}" for name, error in visited.problems.items()}
+        self._note_unsealed(problems, now_ms)
+        if problems:
+            failures = max(each.failures for each in self._unsealed.values())
+            raise _PartlyDoneError("; ".join(problems.values()), failures)
+
+    def _note_unsealed(self, problems: Mapping[str, str], now_ms: int) -> None:
+        found: dict[str, _Unsealed] = {}
+        for name, message in problems.items():
+            before = self._unsealed.get(name)
+            if before is not None and before.retry_ms > now_ms:
+                found[name] = before
+                continue
+            count = 1 if before is None else before.failures + 1
+            # Its other partitions can be sealed, so it never waits for long.
+            found[name] = _Unsealed(count, message, now_ms + min(pause_ms(count), LONGEST_SEAL_PAUSE_MS))
+        self._unsealed = found
+
+    def _compact(self) -> None:
+        try:
+            self.status.erasures_left = self._log.finish_erasures()
+        finally:
+            # An erasure that can't go on is told, and keeps no topic from being compacted.
+            self._compact_what_is_due()
+
+    def _compact_what_is_due(self) -> None:
+        now_ms = self._clock.now_ms()
+        waiting = frozenset(each.place for each in self.status.failing if each.retry_ms > now_ms)
+        report = self._log.compact(
+            exclude=waiting,
+            last=tuple(self.status.interrupted),
+            begin=self._keeper.take_in_hand,
+            stop=self._stop.is_set,
+        )
+        tried = {(each.topic, each.partition) for each in report.partitions}
+        left = set(self._log.own_topics()) if self.status.failing else set()
+        with self._keeper.lock:
+            counts = {each.place: each.failures for each in self.status.failing}
+            self.status.failing = [
+                each for each in self.status.failing if each.topic in left and each.place in waiting - tried
+            ]
+            for failure in report.failures:
+                count = counts.get((failure.topic, failure.partition), 0) + 1
+                self.status.failing.append(
+                    FailingCompaction(
+                        topic=failure.topic,
+                        partition=failure.partition,
+                        failures=count,
+                        message=failure.message,
+                        retry_ms=now_ms + pause_ms(count),
+                    )
+                )
+            self._keeper.put_down(tried, all_of_it=not self._stop.is_set())
+
+    def compacted(self, done: Collection[Place]) -> None:
+        """Somebody has compacted these by hand: they, and their topics as a whole, fail no longer."""
+        topics = {topic for topic, _ in done}
+        with self._keeper.lock:
+            self.status.failing = [
+                each
+                for each in self.status.failing
+                if each.place not in done and (each.partition is not None or each.topic not in topics)
+            ]
+            metrics.UNCLEANABLE_PARTITIONS.set(len(self.status.failing))
+            self._keeper.save()
+
+    def _retain(self, step: RetentionStep) -> None:
+        # The deleter looks at all topics before it removes anything, oldest files first.
+        turns = None if step == "delete" else Turns(self._keeper, step)
+        report = self._log.run_retention(steps=[step], turns=turns, stop=self._stop.is_set)
+        if report.problems:
+            raise _PartlyDoneError("; ".join(f"{topic}: {what}" for topic, what in report.problems))
+
+
+def _first_status(data_folder: Path, jobs: Mapping[str, tuple[int, int]], now_ms: int) -> WorkerStatus:
+    """Where a new worker begins: where the one before it was."""
+    status = WorkerStatus(pid=os.getpid(), started_ms=now_ms)
+    earlier = load_status(data_folder)
+    for name, (delay_ms, _) in jobs.items():
+        status.jobs[name] = JobStatus(next_run_ms=now_ms + delay_ms)
+    if earlier is None:
+        return status
+    for name, job in status.jobs.items():
+        if (before := earlier.jobs.get(name)) is not None:
+            # A worker that is restarted again and again would put off what it has to wait for, each time.
+            job.next_run_ms = min(job.next_run_ms, before.next_run_ms)
+    # A partition that kept failing goes on waiting: a restart is no reason to think that it will do now. It is one where
+    # a whole topic failed: most likely Spark could not be started, and somebody has seen to that.
+    status.failing = [
+        each if each.partition is not None else replace(each, retry_ms=now_ms) for each in earlier.failing
+    ]
+    status.turns = earlier.turns
+    status.interrupted = [
+        *(each for each in earlier.interrupted if each not in earlier.in_hand),
+        *earlier.in_hand,
+    ]
+    return status
+
+
+class _PartlyDoneError(LastwordError):
+    """A job that was done but for some topics, which the message names. `failures`: how often one of them has failed."""
+
+    def __init__(self, message: str, failures: int | None = None) -> None:
+        super().__init__(message)
+        self.failures = failures

@@ -1,0 +1,209 @@
+"""Views of a partition as it was: as of an offset, a time, or a snapshot.
+
+As of an offset X, a view shows what a reader that had read up to X would have found, had it begun then. It is
+exact if X has not been overtaken by compaction: a snapshot is still kept whose first dirty offset is at most
+X + 1, so that no record up to X has been removed because of one behind X.
+
+As of a time is as of the log end at that time: the last offset before the first record, from the log start on, that
+is younger. A record without a timestamp is as old as the one before it, and one that was erased never was. The end is
+searched in the snapshot that is read, because a later one may lack the record that marks it. A snapshot can tell if
+none of the records that it may lack, those below its first dirty offset, was younger: their latest timestamp is kept
+with its positions.
+
+As of a snapshot is what that snapshot holds. No view goes below the log start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from lastword.errors import InvalidError, UnavailableError
+from lastword.reading.reader import PartitionReader
+from lastword.record_json import time_text
+from lastword.segments.rows import ATTEMPTS, clip, first_not_older, with_partition
+from lastword.segments.table import Positions, Segment, SegmentGoneError, Snapshot
+from lastword.wal.reader import OffsetGoneError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsOf:
+    """A point of a topic's past: one of the three."""
+
+    offset: int | None = None
+    time_ms: int | None = None
+    snapshot_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if [self.offset, self.time_ms, self.snapshot_id].count(None) != 2:
+            raise InvalidError("As of what? Give an offset, a time or a snapshot, and only one of them.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a partition shows: offsets from `start` up to, but without, `end`, the sealed ones from one snapshot."""
+
+    snapshot: Snapshot
+    start: int
+    end: int
+
+
+def view_now(reader: PartitionReader) -> View:
+    """Everything that there is."""
+    return _view_whole(reader, reader.table.snapshot())
+
+
+def _view_whole(reader: PartitionReader, snapshot: Snapshot) -> View:
+    extent = reader.extent(snapshot)
+    return View(snapshot=snapshot, start=extent.log_start, end=extent.log_end)
+
+
+def view_as_of(reader: PartitionReader, as_of: AsOf) -> View:
+    """Return the view of a partition as it was; InvalidError if it can't be shown exactly any more."""
+    for _ in range(ATTEMPTS):
+        try:
+            if as_of.snapshot_id is not None:
+                return _view_of_snapshot(reader, as_of.snapshot_id)
+            if as_of.time_ms is not None:
+                return _view_at_time(reader, as_of.time_ms)
+            assert as_of.offset is not None
+            return _view_at_offset(reader, as_of.offset)
+        except (SegmentGoneError, OffsetGoneError):
+            # Sealing, expiry or retention moved the records meanwhile: look again.
+            continue
+    raise UnavailableError(f"Partition {reader.partition} changed {ATTEMPTS} times while it was searched.")
+
+
+def _view_of_snapshot(reader: PartitionReader, snapshot_id: int) -> View:
+    kept = reader.table.history()
+    for snapshot in kept:
+        if snapshot.id == snapshot_id:
+            log_start = kept[-1].positions[reader.partition].log_start
+            return View(
+                snapshot=snapshot, start=log_start, end=snapshot.positions[reader.partition].sealed_end
+            )
+    raise InvalidError(
+        f"There is no snapshot {snapshot_id}; `lastword topic history` lists those that are kept "
+        f"(for snapshot.retention.ms)."
+    )
+
+
+def _view_at_offset(reader: PartitionReader, offset: int) -> View:
+    kept = reader.table.history()
+    now = _view_whole(reader, kept[-1])
+    partition, end = reader.partition, offset + 1
+    if not now.start <= end <= now.end:
+        raise InvalidError(
+            f"Offset {offset} of partition {partition} is out of range: it has {now.start} (log start) "
+            f"to {now.end - 1} (last offset)."
+        )
+    exact = [snapshot for snapshot in kept if snapshot.positions[partition].first_dirty <= end]
+    if not exact:
+        oldest = min(snapshot.positions[partition].first_dirty for snapshot in kept)
+        raise InvalidError(
+            f"Partition {partition} has been compacted beyond offset {offset}, and no snapshot from before that is "
+            f"kept any more (snapshot.retention.ms). The oldest offset that can be shown exactly is {oldest - 1}."
+        )
+    view = View(snapshot=exact[-1], start=now.start, end=end)
+    if not _has_tail(reader, view):
+        later = kept[kept.index(view.snapshot) + 1].positions[partition].first_dirty
+        raise InvalidError(
+            f"Partition {partition} can't be shown as of offset {offset}: the snapshot that could show it ends at "
+            f"offset {view.snapshot.positions[partition].sealed_end - 1}, and the WAL no longer has what follows. "
+            f"The next offset that can be shown exactly is {later - 1}."
+        )
+    return view
+
+
+def _view_at_time(reader: PartitionReader, time_ms: int) -> View:
+    kept = reader.table.history()
+    now = _view_whole(reader, kept[-1])
+    partition = reader.partition
+    exact = [each for each in kept if _lacks_nothing_after(each.positions[partition], time_ms, now.start)]
+    if not exact:
+        raise InvalidError(
+            f"Partition {partition} has been compacted beyond {time_text(time_ms)}, and no snapshot from before that is "
+            f"kept any more (snapshot.retention.ms). {_oldest_time(kept[0].positions[partition])}"
+        )
+    view = View(snapshot=exact[-1], start=now.start, end=now.end)
+    with reader.pin(view.snapshot):
+        try:
+            return replace(view, end=offset_for_time(reader, view, time_ms + 1))
+        except OffsetGoneError:
+            if view.snapshot.id == now.snapshot.id:
+                raise
+    later = kept[kept.index(view.snapshot) + 1].positions[partition]
+    raise InvalidError(
+        f"Partition {partition} can't be shown as of {time_text(time_ms)}: the snapshot that could show it ends at offset "
+        f"{view.snapshot.positions[partition].sealed_end - 1}, and the WAL no longer has what follows. "
+        f"{_oldest_time(later)}"
+    )
+
+
+def _lacks_nothing_after(at: Positions, time_ms: int, log_start: int) -> bool:
+    """Whether no record that a snapshot may lack is younger than a time."""
+    return at.first_dirty <= log_start or (
+        at.clean_max_timestamp_ms is not None and at.clean_max_timestamp_ms <= time_ms
+    )
+
+
+def _oldest_time(at: Positions) -> str:
+    if at.clean_max_timestamp_ms is None:
+        return "How far back it can be shown is not known; as of an offset or a snapshot may work."
+    return f"The oldest time that can be shown exactly is {time_text(at.clean_max_timestamp_ms)}."
+
+
+def offset_for_time(reader: PartitionReader, view: View, timestamp_ms: int) -> int:
+    """Return the first offset of a view whose record is not older than a time; its end if there is none."""
+    for segment in sealed_segments(reader, view):
+        if segment.max_timestamp_ms >= timestamp_ms:
+            for records in reader.table.read(segment, ["offset", "timestamp"], view.start):
+                if (found := first_not_older(records, timestamp_ms)) is not None:
+                    return min(found[0], view.end)
+    for records in read_tail(reader, view):
+        if (found := first_not_older(records, timestamp_ms)) is not None:
+            return found[0]
+    return view.end
+
+
+def _has_tail(reader: PartitionReader, view: View) -> bool:
+    """Whether the WAL still has what a view shows behind its snapshot."""
+    first = max(view.snapshot.positions[reader.partition].sealed_end, view.start)
+    return first >= view.end or reader.wal_start() <= first
+
+
+def sealed_segments(reader: PartitionReader, view: View) -> list[Segment]:
+    """The segments of a view, in offset order."""
+    segments = reader.table.plan(view.snapshot, reader.partition, view.start)
+    return [segment for segment in segments if segment.first_offset < view.end]
+
+
+def read_sealed(
+    reader: PartitionReader, view: View, columns: list[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The sealed part of a view: whole rows in record.RECORD_SCHEMA, or some columns (offset among them)."""
+    for segment in sealed_segments(reader, view):
+        for records in reader.table.read(segment, columns, view.start):
+            clipped = clip(records, view.end)
+            if clipped.num_rows:
+                yield clipped if columns is not None else with_partition(clipped, reader.partition)
+
+
+def read_tail(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:
+    """The rest of a view, which is only in the WAL."""
+    sealed_end = view.snapshot.positions[reader.partition].sealed_end
+    return reader.tail(max(sealed_end, view.start), view.end)
+
+
+def read(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:
+    """All records of a view, in offset order."""
+    with reader.pin(view.snapshot):
+        yield from read_all(reader, view)
+
+
+def read_all(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:
+    """Read all records of a view, in offset order. Its snapshot is pinned by the caller."""
+    yield from read_sealed(reader, view)
+    yield from read_tail(reader, view)

@@ -1,0 +1,80 @@
+"""Records as they come out of segments and WALs: Arrow batches with the columns of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastword.record import NO_TIMESTAMP_MS, RECORD_SCHEMA, Record, TimestampType
+
+ATTEMPTS = 5
+"""How often what is read in one go is begun again when the records moved meanwhile."""
+
+
+def clip(records: pa.RecordBatch, end_offset: int) -> pa.RecordBatch:
+    """The records before an offset."""
+    if records.num_rows == 0 or last_offset(records) < end_offset:
+        return records
+    return records.slice(0, int(np.searchsorted(records.column("offset").to_numpy(), end_offset)))
+
+
+def last_offset(records: pa.RecordBatch) -> int:
+    return int(records.column("offset")[-1].as_py())
+
+
+def with_partition(records: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+    """Records of record.PAYLOAD_SCHEMA in record.RECORD_SCHEMA."""
+    column = pa.repeat(pa.scalar(partition, pa.int32()), records.num_rows)
+    return pa.RecordBatch.from_arrays([column, *records.columns], schema=RECORD_SCHEMA)
+
+
+def first_not_older(records: pa.RecordBatch, timestamp_ms: int) -> tuple[int, int] | None:
+    """Return the offset and the time of the first record that is not older than a time; None if there is none."""
+    limit = pa.scalar(timestamp_ms * 1000, pa.timestamp("us", tz="UTC"))
+    index = pc.index(pc.greater_equal(records.column("timestamp"), limit), pa.scalar(True)).as_py()
+    if index < 0:
+        return None
+    found_us = records.column("timestamp")[index].cast(pa.int64()).as_py()
+    return int(records.column("offset")[index].as_py()), int(found_us) // 1000
+
+
+def latest_timestamp_ms(records: pa.RecordBatch) -> int:
+    latest = pc.max(records.column("timestamp").cast(pa.int64())).as_py()
+    return NO_TIMESTAMP_MS if latest is None else int(latest) // 1000
+
+
+def to_records(records: pa.RecordBatch) -> Iterator[Record]:
+    """The rows of a batch in record.RECORD_SCHEMA as records."""
+    timestamps_ms = pc.fill_null(
+        pc.divide(records.column("timestamp").cast(pa.int64()), 1000), NO_TIMESTAMP_MS
+    ).to_pylist()
+    types = [TimestampType(each) for each in records.column("timestamp_type").to_pylist()]
+    headers = records.column("headers")
+    no_headers = headers.null_count == len(headers)
+    header_lists = [()] * len(headers) if no_headers else [_headers(each) for each in headers.to_pylist()]
+    for partition, offset, timestamp_ms, timestamp_type, key, value, own_headers in zip(
+        records.column("partition").to_pylist(),
+        records.column("offset").to_pylist(),
+        timestamps_ms,
+        types,
+        records.column("key").to_pylist(),
+        records.column("value").to_pylist(),
+        header_lists,
+        strict=True,
+    ):
+        yield Record(
+            partition=partition,
+            offset=offset,
+            timestamp_ms=timestamp_ms,
+            timestamp_type=timestamp_type,
+            key=key,
+            value=value,
+            headers=own_headers,
+        )
+
+
+def _headers(entries: list[dict[str, object]] | None) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((str(each["key"]), each["value"]) for each in entries or ())  # type: ignore[misc]

@@ -1,0 +1,132 @@
+"""A data folder as its log finds it: the format, the settings that count, and where catalog and warehouse are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lastword.clock import Clock
+from lastword.config import BrokerConfig
+from lastword.errors import InvalidError
+from lastword.folder import disk
+from lastword.folder.running import strangers
+from lastword.segments.iceberg import IcebergCatalog, sqlite_file, sqlite_properties
+from lastword.segments.table import Announce, Guard, to_nobody
+
+CONFIG_FILE = "lastword.yaml"
+FORMAT_FILE = "FORMAT"
+FORMAT = "1"
+RESTORING_FILE = "RESTORING"
+"""There while a backup is being restored to the folder."""
+CLUSTER_ID_FILE = "cluster.id"
+
+
+def load_config(
+    folder: Path, config: BrokerConfig | Mapping[str, object] | str | Path | None
+) -> BrokerConfig:
+    """The settings that count: those given, else those of the folder's own file."""
+    if isinstance(config, BrokerConfig):
+        return config
+    if isinstance(config, Mapping):
+        return BrokerConfig.from_mapping(config, where="config")
+    if config is not None:
+        return BrokerConfig.load(Path(config))
+    own = folder / CONFIG_FILE
+    return BrokerConfig.load(own if own.exists() else None)
+
+
+def check_folder(folder: Path, *, create: bool) -> None:
+    """Raise if there is no log in a folder; with `create`, begin one in a folder that is new or empty."""
+    marker = folder / FORMAT_FILE
+    if marker.exists():
+        found = marker.read_text().strip()
+        if found != FORMAT:
+            raise InvalidError(
+                f"{folder} has the data format {found!r}; this version of Lastword reads {FORMAT!r} only."
+            )
+        return
+    if (folder / RESTORING_FILE).exists():
+        raise InvalidError(
+            f"{folder} has an unfinished restore of a backup. Run the same `lastword restore` again, and it resumes, or "
+            f"remove the folder."
+        )
+    if not create:
+        raise InvalidError(
+            f"There is no Lastword data in {folder}. `lastword topic create` starts a log there."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise InvalidError(f"{folder} is not a folder.")
+    # A process that was killed while it wrote the marker leaves its temporary file.
+    if foreign := strangers(folder):
+        raise InvalidError(
+            f"{folder} is not empty and has no Lastword data in it ({foreign[0]} is there). "
+            f"Name an empty or a new folder."
+        )
+    disk.make_folder(folder)
+    disk.replace_file(marker, f"{FORMAT}\n".encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where the catalog and the warehouse of a folder are, and which of them lie inside it."""
+
+    folder: Path
+    properties: Mapping[str, str]
+    warehouse: str
+    has_catalog: bool
+    has_warehouse: bool
+
+    @classmethod
+    def of(cls, folder: Path, config: BrokerConfig) -> Storage:
+        properties = dict(config.catalog)
+        if not {"type", "uri"} & set(properties):
+            properties |= sqlite_properties(folder / "catalog.db")
+        warehouse = config.warehouse or properties.pop("warehouse", None) or str(folder / "warehouse")
+        return cls(
+            folder=folder,
+            properties=properties,
+            warehouse=warehouse,
+            has_catalog=_is_inside(sqlite_file(properties), folder),
+            has_warehouse=_is_inside(_local(warehouse), folder),
+        )
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another folder could use the same tables."""
+        return not (self.has_catalog and self.has_warehouse)
+
+    def open_catalog(
+        self,
+        clock: Clock,
+        announce: Announce = to_nobody,
+        *,
+        create: bool = True,
+        guard: Guard | None = None,
+    ) -> IcebergCatalog:
+        """Open the catalog. `guard` says which of its tables may be changed."""
+        file = sqlite_file(self.properties)
+        if not create and file is not None and not file.exists():
+            # SQLite would make an empty one.
+            raise InvalidError(
+                f"There is no catalog {file}: nothing was ever written to the log in {self.folder}."
+            )
+        return IcebergCatalog.open(
+            properties=self.properties,
+            warehouse=self.warehouse,
+            clock=clock,
+            announce=announce,
+            create=create,
+            guard=guard,
+        )
+
+
+def _local(warehouse: str) -> Path | None:
+    scheme, separator, path = warehouse.partition("://")
+    if not separator:
+        return Path(warehouse.removeprefix("file:"))
+    return Path(path) if scheme == "file" else None
+
+
+def _is_inside(path: Path | None, folder: Path) -> bool:
+    return path is not None and path.absolute().resolve().is_relative_to(folder.resolve())
