@@ -9,7 +9,6 @@ or that are read once, are not among them.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -20,8 +19,8 @@ from typing import Any, Final
 from lastword.config import BrokerConfig
 from lastword.config.keys import BROKER_KEYS
 from lastword.config.values import split_address
-from lastword.errors import InvalidConfigError, InvalidError, StorageError
-from lastword.folder import disk
+from lastword.errors import InvalidConfigError, InvalidError, LastwordError, StorageError
+from lastword.folder import state_file
 
 logger = logging.getLogger(__name__)
 
@@ -156,13 +155,10 @@ def _altered(config: BrokerConfig, changed: Changed, path: Path) -> BrokerConfig
 def _load(path: Path, config: BrokerConfig) -> Changed:
     nothing: Changed = {level: {} for level in Level}
     try:
-        saved: dict[str, Any] = json.loads(path.read_bytes())
-        changed = {level: {str(k): str(v) for k, v in saved[level.name].items()} for level in Level}
+        changed = state_file.load(path, _changed_from, "Change them again.") or nothing
         _altered(config, changed, path)
         return changed
-    except FileNotFoundError:
-        return nothing
-    except (OSError, ValueError, KeyError, AttributeError, InvalidConfigError) as error:
+    except LastwordError as error:
         # Serving matters more, and the file's settings are good ones.
         logger.error(
             "settings that clients have changed can't be read from %s, so those of the configuration file hold: %s",
@@ -172,9 +168,13 @@ def _load(path: Path, config: BrokerConfig) -> Changed:
         return nothing
 
 
+def _changed_from(saved: dict[str, Any]) -> Changed:
+    return {level: {str(k): str(v) for k, v in saved[level.name].items()} for level in Level}
+
+
 def _save(path: Path, changed: Changed) -> None:
     content = {"version": 1, **{level.name: own for level, own in changed.items()}}
     try:
-        disk.replace_file(path, json.dumps(content, indent=1).encode())
+        state_file.save(path, content, indent=1)
     except OSError as error:
         raise StorageError(f"Can't write {path}: {error.strerror or error}. Nothing was changed.") from error

@@ -6,7 +6,6 @@ start begins a new block, and the rest of the old one is never used.
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import Any, Final
@@ -19,13 +18,16 @@ from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
 from lastword.broker.wire import Handler, Peer, Request
 from lastword.errors import LastwordError, StorageError
-from lastword.folder import disk
+from lastword.folder import state_file
 from lastword.maintenance.backup.belongings import PRODUCER_IDS
 from lastword.wal.producers import ActiveProducer
 
 INIT_PRODUCER_ID: Final = 22
 DESCRIBE_PRODUCERS: Final = 61
 BLOCK: Final = 1000
+
+
+_WAY_OUT = "Remove it only if no producer is running that has got an id since: a new one could get the same."
 
 
 class ProducerIds:
@@ -40,20 +42,14 @@ class ProducerIds:
         """An id that nobody has had. StorageError if a new block can't be reserved."""
         with self._lock:
             if self._next == self._end:
+                first = state_file.load(self._path, lambda saved: int(saved["next"]), _WAY_OUT) or 0
                 try:
-                    first = self._reserved()
-                    disk.replace_file(self._path, json.dumps({"version": 1, "next": first + BLOCK}).encode())
-                except (OSError, ValueError, KeyError, TypeError) as error:
+                    state_file.save(self._path, {"version": 1, "next": first + BLOCK})
+                except OSError as error:
                     raise StorageError(f"Can't reserve producer ids in {self._path}: {error}.") from error
                 self._next, self._end = first, first + BLOCK
             found, self._next = self._next, self._next + 1
             return found
-
-    def _reserved(self) -> int:
-        try:
-            return int(json.loads(self._path.read_bytes())["next"])
-        except FileNotFoundError:
-            return 0
 
 
 class ProducersHandler:

@@ -6,13 +6,13 @@ the log does not count, because nobody could read then either; so each maintenan
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lastword.compaction.rules import ReaderHold
-from lastword.folder import disk
+from lastword.folder import state_file
 
 UPTIME_FILE = "uptime.json"
 _DOWN_AFTER_MS = 15 * 60 * 1000
@@ -90,11 +90,7 @@ class Uptime:
         """Note that the log is being maintained now."""
         down = [(start, end) for start, end in self.downtimes(now_ms) if now_ms - end < _KEPT_MS]
         last_ms = self._load().get("here_ms", now_ms)
-        disk.replace_file(self._path, json.dumps({"here_ms": max(now_ms, last_ms), "down": down}).encode())
+        state_file.save(self._path, {"here_ms": max(now_ms, last_ms), "down": down})
 
-    def _load(self) -> dict:  # type: ignore[type-arg]
-        try:
-            found = json.loads(self._path.read_bytes())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+    def _load(self) -> dict[str, Any]:
+        return state_file.load_if_whole(self._path, dict) or {}

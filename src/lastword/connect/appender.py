@@ -24,13 +24,12 @@ end is part of the unit. If others append to it, the writer refuses the unit, an
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 import numpy as np
@@ -41,13 +40,12 @@ from lastword.batch.partitioner import Turns, partitions_of
 from lastword.connect.protocol import Chunk, Position, SourceRecord
 from lastword.connect.target import Target
 from lastword.errors import (
-    CorruptError,
     InvalidError,
     InvalidRecordError,
     OffsetOutOfRangeError,
     UnknownTopicError,
 )
-from lastword.folder import disk
+from lastword.folder import disk, state_file
 from lastword.folder.steps import reached
 from lastword.log.topic import BATCH_BYTES, Topic
 from lastword.maintenance.backup.belongings import JOURNAL, SINK_OF_SOURCE, appending
@@ -278,35 +276,28 @@ class Appender:
             reached("connect.appended")
 
     def _load(self) -> JournaledUnit:
-        path = self._folder / JOURNAL
-        try:
-            saved: dict[str, Any] = json.loads(path.read_bytes())
-            saved.setdefault("known", saved["topics"])
-            return JournaledUnit(**saved)
-        except FileNotFoundError:
-            return JournaledUnit(topics={})
-        except (ValueError, TypeError, KeyError) as error:
-            raise CorruptError(
-                f"{path} is not what was written there: {error}. It has the position of the source {self._source!r}.",
-                path=str(path),
-            ) from error
+        found = state_file.load(
+            self._folder / JOURNAL,
+            lambda saved: JournaledUnit(**{"known": saved["topics"], **saved}),
+            f"It has the position of the source {self._source!r}; `lastword connect reset {self._source}` lets it begin again.",
+        )
+        return found or JournaledUnit(topics={})
 
     def _save(self, unit: JournaledUnit) -> None:
-        disk.replace_file(self._folder / JOURNAL, json.dumps(asdict(unit)).encode())
+        state_file.save(self._folder / JOURNAL, asdict(unit))
 
 
 def forget_position(folder: Path) -> bool:
     """Let a source begin again. Units keep their numbers, because topics remember them. False if it never began."""
     path = folder / JOURNAL
-    try:
-        saved = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         return False
-    except ValueError:
-        # Topics that have seen higher numbers are asked for them before the next unit.
-        saved = {"number": 0, "topics": {}}
-    kept = {"number": saved["number"], "topics": saved["topics"], "known": {}, "reset": True}
-    disk.replace_file(path, json.dumps(kept).encode())
+    # If it is damaged: topics that have seen higher numbers are asked for them before the next unit.
+    number, topics = state_file.load_if_whole(path, lambda saved: (saved["number"], saved["topics"])) or (
+        0,
+        {},
+    )
+    state_file.save(path, {"number": number, "topics": topics, "known": {}, "reset": True})
     return True
 
 

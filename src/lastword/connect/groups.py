@@ -10,7 +10,6 @@ group has committed by itself are told from those that came from here, whatever 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -19,8 +18,8 @@ from lastword.broker.groups.records import CommittedOffset, OffsetKey, SavedGrou
 from lastword.broker.groups.replay import GROUPS_TOPIC, replay, with_positions
 from lastword.connect.protocol import GroupOffset, TakenOver
 from lastword.connect.target import LogTarget, Target
-from lastword.errors import InvalidError, UnavailableError, UnknownTopicError
-from lastword.folder import disk, running
+from lastword.errors import UnavailableError, UnknownTopicError
+from lastword.folder import running, state_file
 from lastword.log import Log
 from lastword.record import NewRecord
 
@@ -93,17 +92,11 @@ class TargetGroups:
 
     def _load(self) -> dict[str, dict[str, list[int]]]:
         if self._written is None:
-            try:
-                self._written = json.loads(self._path.read_bytes())
-            except FileNotFoundError:
-                self._written = {}
-            except ValueError as error:
-                raise InvalidError(f"{self._path} is not what was written there: {error}") from error
-        assert self._written is not None
+            self._written = state_file.load(self._path, dict, "Remove it: all groups are written anew.") or {}
         return self._written
 
     def _save(self) -> None:
-        disk.replace_file(self._path, json.dumps(self._written).encode())
+        state_file.save(self._path, self._written)
 
 
 class _Server:

@@ -8,7 +8,6 @@ connect/<source>/unit.json     its last unit and its position        see appende
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any, Final, Self
 from lastword.clock import Clock, SystemClock
 from lastword.connect.appender import forget_position
 from lastword.errors import LockedError, UnknownSourceError
-from lastword.folder import disk
+from lastword.folder import disk, state_file
+from lastword.folder.locks import try_flock
 from lastword.maintenance.backup.belongings import CONNECT_FOLDER
 
 LOCK_WAIT_MS: Final = 2_000
@@ -41,7 +41,7 @@ class SourceLock:
         disk.make_folder(folder)
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         waited_ms = 0
-        while not _try_lock(fd, fcntl.LOCK_EX):
+        while not try_flock(fd):
             if waited_ms >= LOCK_WAIT_MS:
                 holder = os.pread(fd, 100, 0).decode(errors="replace") or "another process"
                 os.close(fd)
@@ -108,11 +108,8 @@ def load_status(data_folder: Path, source: str, clock: Clock) -> dict[str, Any]:
 
 
 def _load_status(folder: Path, now_ms: int) -> dict[str, Any]:
-    status: dict[str, Any]
-    try:
-        status = json.loads((folder / _STATUS).read_bytes())
-    except (FileNotFoundError, ValueError):
-        status = {"source": folder.name, "state": "stopped", "records": 0}
+    status: dict[str, Any] = {"source": folder.name, "state": "stopped", "records": 0}
+    status |= state_file.load_if_whole(folder / _STATUS, dict) or {}
     if status["state"] != "stopped" and not _is_locked(folder):
         # Whoever wrote it was killed.
         status["state"] = "stopped"
@@ -128,17 +125,9 @@ def _is_locked(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _try_lock(fd, fcntl.LOCK_SH)
+        return not try_flock(fd, shared=True)
     finally:
         os.close(fd)
-
-
-def _try_lock(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _folders(data_folder: Path) -> list[Path]:

@@ -15,16 +15,14 @@ with the same id.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from lastword.clock import new_uuid
 from lastword.errors import CorruptError, ForeignFolderError, StorageError
-from lastword.folder import disk
+from lastword.folder import state_file
 
 IDENTITY_FILE = "IDENTITY"
 
@@ -59,27 +57,19 @@ def new_identity(folder: Path) -> Identity:
 
 def load(folder: Path) -> Identity | None:
     """The identity that is noted in a folder; None if it has none, as one of the first version."""
-    path = folder / IDENTITY_FILE
-    try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        return Identity(**found)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise StorageError(f"Can't read {path}: {error.strerror or error}.") from error
-    except (ValueError, TypeError) as error:
-        raise CorruptError(
-            f"{path} is damaged ({error}), so it is not known whether {folder} is a copy of another folder. If it is "
-            f"none, remove the file and open the folder for writing: it gets a new identity.",
-            path=str(path),
-        ) from error
+    return state_file.load(
+        folder / IDENTITY_FILE,
+        lambda saved: Identity(**saved),
+        f"So it is not known whether {folder} is a copy of another folder. If it is none, remove the file and open the "
+        f"folder for writing: it gets a new identity.",
+    )
 
 
 def save(folder: Path, identity: Identity) -> Identity:
     """Note an identity so that it outlasts a power cut."""
     path = folder / IDENTITY_FILE
     try:
-        disk.replace_file(path, json.dumps(asdict(identity), indent=1).encode())
+        state_file.save(path, asdict(identity), indent=1)
     except OSError as error:
         raise StorageError(f"Can't write {path}: {error.strerror or error}.") from error
     return identity

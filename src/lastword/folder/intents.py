@@ -7,13 +7,13 @@ on are new ones and stay. It holds keys itself, so it goes when the erasure is d
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lastword.errors import CorruptError, StorageError
-from lastword.folder import disk
+from lastword.errors import CorruptError
+from lastword.folder import disk, state_file
 from lastword.folder.steps import reached
 
 ERASING_FOLDER = "erasing"
@@ -78,7 +78,7 @@ def save_intent(data_folder: Path, intent: Intent) -> None:
         ],
         "held": None if intent.held is None else list(intent.held),
     }
-    disk.replace_file(_path(data_folder, intent.topic_id), json.dumps(content).encode())
+    state_file.save(_path(data_folder, intent.topic_id), content)
 
 
 def list_intents(data_folder: Path) -> list[Path]:
@@ -87,27 +87,23 @@ def list_intents(data_folder: Path) -> list[Path]:
 
 def load_intent(path: Path) -> Intent | None:
     """Return an intent; None if it is gone. CorruptError if it can't be understood."""
-    try:
-        content = json.loads(path.read_bytes())
-        return Intent(
-            topic=str(content["topic"]),
-            topic_id=str(content["topic_id"]),
-            wanted=tuple(
-                Wanted(keys=_keys(each["keys"]), ends=tuple(map(int, each["ends"])))
-                for each in content["wanted"]
-            ),
-            held=None if content["held"] is None else tuple(map(int, content["held"])),
-        )
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StorageError(f"Can't read {path}: {error.strerror or error}.") from error
-    except (ValueError, TypeError, LookupError) as error:
-        raise CorruptError(
-            f"{path} is not what was written there ({type(error).__name__}), so which keys were to be erased is not known. "
-            f"Erase them again with `lastword erase`, which replaces the file, or remove it.",
-            path=str(path),
-        ) from error
+    return state_file.load(
+        path,
+        _intent_from,
+        "So which keys were to be erased is not known. Erase them again with `lastword erase`, which replaces the file, or "
+        "remove it.",
+    )
+
+
+def _intent_from(saved: dict[str, Any]) -> Intent:
+    return Intent(
+        topic=str(saved["topic"]),
+        topic_id=str(saved["topic_id"]),
+        wanted=tuple(
+            Wanted(keys=_keys(each["keys"]), ends=tuple(map(int, each["ends"]))) for each in saved["wanted"]
+        ),
+        held=None if saved["held"] is None else tuple(map(int, saved["held"])),
+    )
 
 
 def forget_intent(data_folder: Path, topic_id: str) -> None:

@@ -18,6 +18,7 @@ from typing import Self
 
 from lastword.clock import Clock, new_uuid
 from lastword.errors import LeaseLapsedError, StorageError
+from lastword.folder import state_file
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +56,8 @@ def _load_all(data_folder: Path) -> list[tuple[Lease, Path]]:
     found = []
     folder = data_folder / LEASES_FOLDER
     for path in folder.glob("*.json") if folder.exists() else ():
-        try:
-            found.append((Lease(**json.loads(path.read_bytes())), path))
-        except FileNotFoundError:
-            continue
-        except (ValueError, TypeError):
-            logger.warning("%s is not a lease that can be read; it is removed in a while", path)
+        if (lease := state_file.load_if_whole(path, lambda saved: Lease(**saved))) is not None:
+            found.append((lease, path))
     return found
 
 

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from lastword.clock import Clock
 from lastword.errors import LockedError
+from lastword.folder.processes import is_running
 
 logger = logging.getLogger(__name__)
 
@@ -69,22 +70,20 @@ class RoleLock:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         waited_ms = 0
         while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if try_flock(fd):
                 break
-            except BlockingIOError:
-                held_by = _parse(os.pread(fd, 4096, 0))
-                # One who has it and is not named yet, or no longer, may be a brief one.
-                is_named = bool(held_by) and not _is_gone(held_by)
-                if (held_by.get("brief") or not is_named) and waited_ms < BRIEF_WAIT_MS:
-                    clock.sleep_ms(20)
-                    waited_ms += 20
-                    continue
-                os.close(fd)
-                raise LockedError(
-                    f"{data_folder} is in use: {_describe(held_by)} is its {role}. "
-                    f"There can be one {role} at a time; stop that process, or wait until it is done."
-                ) from None
+            held_by = _parse(os.pread(fd, 4096, 0))
+            # One who has it and is not named yet, or no longer, may be a brief one.
+            is_named = bool(held_by) and not _is_gone(held_by)
+            if (held_by.get("brief") or not is_named) and waited_ms < BRIEF_WAIT_MS:
+                clock.sleep_ms(20)
+                waited_ms += 20
+                continue
+            os.close(fd)
+            raise LockedError(
+                f"{data_folder} is in use: {_describe(held_by)} is its {role}. "
+                f"There can be one {role} at a time; stop that process, or wait until it is done."
+            )
         me = {
             "channel": channel,
             "brief": brief,
@@ -115,6 +114,15 @@ class RoleLock:
         self.release()
 
 
+def try_flock(fd: int, *, shared: bool = False) -> bool:
+    """Take the lock of an open file, which is held until the file is closed; False if another one has it."""
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def writer_channel(data_folder: Path) -> str | None:
     """Where the writer of a data folder says that it can be asked; it may be gone."""
     try:
@@ -139,19 +147,7 @@ def holder(data_folder: Path, role: Role) -> str | None:
 
 def _is_gone(holder: dict[str, Any]) -> bool:
     """Whether who is named is a process of this machine that has ended."""
-    return holder.get("host") == socket.gethostname() and not _is_running(holder.get("pid"))
-
-
-def _is_running(pid: object) -> bool:
-    if not isinstance(pid, int):
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return holder.get("host") == socket.gethostname() and not is_running(holder.get("pid"))
 
 
 def _parse(content: bytes) -> dict[str, Any]:

@@ -7,7 +7,6 @@ that process is still there.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from contextlib import suppress
@@ -15,8 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lastword.folder import disk
+from lastword.folder import disk, state_file
 from lastword.folder.identity import is_same_place
+from lastword.folder.processes import is_running, start_ticks
 
 RUN_FOLDER = "run"
 SERVER_FILE = "server.json"
@@ -67,7 +67,7 @@ class RunningServer:
     @property
     def is_running(self) -> bool:
         """Whether that process is on this machine, and is the one that wrote the file."""
-        return _is_running(self.host, self.pid, self.start_ticks)
+        return _is_here(self.host) and is_running(self.pid, self.start_ticks or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class StartingServer:
 
     @property
     def is_running(self) -> bool:
-        return _is_running(self.host, self.pid, self.start_ticks)
+        return _is_here(self.host) and is_running(self.pid, self.start_ticks or 0)
 
 
 def strangers(data_folder: Path) -> list[str]:
@@ -98,7 +98,7 @@ def this_process(*, since_ms: int, kafka: str, admin: str, token_file: str | Non
     return RunningServer(
         pid=os.getpid(),
         host=socket.gethostname(),
-        start_ticks=_start_ticks(os.getpid()),
+        start_ticks=start_ticks(os.getpid()),
         since_ms=since_ms,
         kafka=kafka,
         admin=admin,
@@ -110,7 +110,7 @@ def this_process_starting(*, since_ms: int, waits_for: str) -> StartingServer:
     return StartingServer(
         pid=os.getpid(),
         host=socket.gethostname(),
-        start_ticks=_start_ticks(os.getpid()),
+        start_ticks=start_ticks(os.getpid()),
         since_ms=since_ms,
         waits_for=waits_for,
     )
@@ -126,7 +126,7 @@ def save(data_folder: Path, server: RunningServer | StartingServer) -> None:
     noted = replace(server, folder=str(data_folder.resolve()))
     is_starting = isinstance(server, StartingServer)
     name = STARTING_FILE if is_starting else SERVER_FILE
-    disk.replace_file(folder / name, json.dumps(asdict(noted), indent=1).encode())
+    state_file.save(folder / name, asdict(noted), indent=1)
     if not is_starting:
         (folder / STARTING_FILE).unlink(missing_ok=True)
 
@@ -144,22 +144,20 @@ def remove(data_folder: Path, pid: int) -> None:
 
 def load(data_folder: Path) -> RunningServer | None:
     """The server that is running on a data folder; None if there is none."""
-    try:
-        found: dict[str, Any] = json.loads((data_folder / RUN_FOLDER / SERVER_FILE).read_bytes())
-        children = {name: ChildProcess(**child) for name, child in found.pop("children").items()}
-        server = RunningServer(**found, children=children)
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return server if _is_of_here(server, data_folder) and server.is_running else None
+    server = state_file.load_if_whole(data_folder / RUN_FOLDER / SERVER_FILE, _server_from)
+    return server if server is not None and _is_of_here(server, data_folder) and server.is_running else None
 
 
 def load_starting(data_folder: Path) -> StartingServer | None:
     """The server that is being started on a data folder; None if there is none."""
-    try:
-        server = StartingServer(**json.loads((data_folder / RUN_FOLDER / STARTING_FILE).read_bytes()))
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
-        return None
-    return server if _is_of_here(server, data_folder) and server.is_running else None
+    path = data_folder / RUN_FOLDER / STARTING_FILE
+    server = state_file.load_if_whole(path, lambda saved: StartingServer(**saved))
+    return server if server is not None and _is_of_here(server, data_folder) and server.is_running else None
+
+
+def _server_from(saved: dict[str, Any]) -> RunningServer:
+    children = {name: ChildProcess(**child) for name, child in saved.pop("children").items()}
+    return RunningServer(**saved, children=children)
 
 
 def _is_of_here(server: RunningServer | StartingServer, data_folder: Path) -> bool:
@@ -167,24 +165,5 @@ def _is_of_here(server: RunningServer | StartingServer, data_folder: Path) -> bo
     return server.folder is None or is_same_place(Path(server.folder), data_folder)
 
 
-def _is_running(host: str, pid: int, start_ticks: int | None) -> bool:
-    return host == socket.gethostname() and _start_ticks(pid) == (start_ticks or 0)
-
-
-def _start_ticks(pid: int) -> int | None:
-    """When a process was started, in the kernel's ticks; None if there is none of that number, 0 if nobody can say."""
-    try:
-        # The command's name, in parentheses, may have spaces.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (FileNotFoundError, ProcessLookupError):
-        if Path("/proc/self/stat").exists():
-            return None
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    return 0
+def _is_here(host: str) -> bool:
+    return host == socket.gethostname()

@@ -37,7 +37,7 @@ from lastword.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from lastword.folder import disk
+from lastword.folder import disk, state_file
 from lastword.folder.leases import live_leases
 from lastword.folder.paths import CREATING_FOLDER, DELETING_FOLDER, notes, wal_folder
 from lastword.folder.steps import reached
@@ -160,15 +160,9 @@ class Lifecycle:
         """Those that are noted."""
         found = []
         for note in notes(self._data_folder / DELETING_FOLDER):
-            try:
-                saved = json.loads(note.read_bytes())
-                found.append(
-                    Deletion(name=saved["name"], topic_id=UUID(note.name), location=saved["location"])
-                )
-            except FileNotFoundError:
-                continue
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                logger.warning("%s is not a note of a deletion that can be read: %s", note, error)
+            saved = state_file.load_if_whole(note, lambda saved: (saved["name"], saved["location"]))
+            if saved is not None:
+                found.append(Deletion(name=saved[0], topic_id=UUID(note.name), location=saved[1]))
         return found
 
     def is_decided(self, deletion: Deletion) -> bool:

@@ -18,7 +18,6 @@ costs no commit.
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import threading
@@ -31,7 +30,7 @@ from uuid import UUID
 
 from lastword.clock import Clock, new_uuid
 from lastword.errors import LastwordError, LockedError, NotOwnerError, StorageError
-from lastword.folder import disk, identity
+from lastword.folder import disk, identity, state_file
 from lastword.folder.identity import Identity
 from lastword.folder.locks import Role, RoleLock
 from lastword.folder.paths import wal_folder
@@ -244,17 +243,14 @@ class Ownership:
             return
         try:
             disk.make_folder(path.parent)
-            disk.replace_file(path, json.dumps(incarnations).encode())
+            state_file.save(path, incarnations)
         except OSError as error:
             raise StorageError(f"Can't write {path}: {error.strerror or error}.") from error
         reached("own.noted")
 
     def _noted(self, topic: TopicInfo) -> list[str]:
-        try:
-            found = json.loads(self._note_path(topic).read_bytes())
-        except (FileNotFoundError, ValueError):
-            return []
-        return [str(each) for each in found] if isinstance(found, list) else []
+        path = self._note_path(topic)
+        return state_file.load_if_whole(path, lambda saved: [str(each) for each in saved]) or []
 
     def _note_path(self, topic: TopicInfo) -> Path:
         return wal_folder(self._storage.folder, topic.name, topic.id) / OWNED_FILE

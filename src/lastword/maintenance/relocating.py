@@ -13,7 +13,6 @@ again when it is opened for writing, and whatever was done is not done twice. No
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import socket
@@ -25,7 +24,7 @@ from pathlib import Path
 from lastword.clock import Clock, SystemClock, new_uuid
 from lastword.config import BrokerConfig
 from lastword.errors import ForeignFolderError, InvalidError
-from lastword.folder import disk, identity
+from lastword.folder import disk, identity, state_file
 from lastword.folder.identity import Identity, Standing, is_same_place
 from lastword.folder.leases import LEASES_FOLDER
 from lastword.folder.locks import Role, RoleLock
@@ -273,8 +272,6 @@ def _forget_processes(folder: Path) -> None:
 def _forget_places(data_folder: Path) -> None:
     """Have noted deletions look where the catalog would put a topic's files: the folder is at another place now."""
     for note in notes(data_folder / DELETING_FOLDER):
-        try:
-            saved = json.loads(note.read_bytes())
-            disk.replace_file(note, json.dumps({"name": saved["name"], "location": None}).encode())
-        except (ValueError, KeyError, TypeError) as error:
-            logger.warning("%s is not a note of a deletion that can be read: %s", note, error)
+        name = state_file.load_if_whole(note, lambda saved: saved["name"])
+        if name is not None:
+            state_file.save(note, {"name": name, "location": None})

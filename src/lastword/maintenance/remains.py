@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastword import batch
+from lastword.errors import StorageError
+from lastword.folder import state_file
 from lastword.wal.staged import STAGING_FOLDER
 
 CONNECT_FOLDER = "connect"
@@ -45,10 +47,9 @@ def positions_with(data_folder: Path, keys: Sequence[bytes]) -> Iterator[str]:
     texts = {text for key in keys for text in _spellings(key)}
     for path in sorted((data_folder / CONNECT_FOLDER).glob("*/*.json")):
         try:
-            saved = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+            position = state_file.load_if_whole(path, lambda saved: saved["position"])
+        except StorageError:
             continue
-        position = saved.get("position") if isinstance(saved, dict) else None
         if any(each in texts for each in _texts(position)):
             source = path.parent.name
             yield (

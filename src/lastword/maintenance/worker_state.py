@@ -13,8 +13,10 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lastword.clock import monotonic_s
+from lastword.folder import state_file
 
 logger = logging.getLogger(__name__)
 
@@ -71,20 +73,20 @@ class WorkerStatus:
 
 def load_status(data_folder: Path) -> WorkerStatus | None:
     """What the worker of a data folder said last; None if there has been none."""
-    try:
-        saved = json.loads((data_folder / STATUS_FILE).read_bytes())
-        return WorkerStatus(
-            pid=saved["pid"],
-            started_ms=saved["started_ms"],
-            jobs={name: JobStatus(**job) for name, job in saved["jobs"].items()},
-            failing=[FailingCompaction(**each) for each in saved["failing"]],
-            erasures_left=[str(each) for each in saved.get("erasures_left", [])],
-            turns={job: dict(turns) for job, turns in saved.get("turns", {}).items()},
-            in_hand=[(topic, partition) for topic, partition in saved.get("in_hand", [])],
-            interrupted=[(topic, partition) for topic, partition in saved.get("interrupted", [])],
-        )
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    return state_file.load_if_whole(data_folder / STATUS_FILE, _status_from)
+
+
+def _status_from(saved: dict[str, Any]) -> WorkerStatus:
+    return WorkerStatus(
+        pid=saved["pid"],
+        started_ms=saved["started_ms"],
+        jobs={name: JobStatus(**job) for name, job in saved["jobs"].items()},
+        failing=[FailingCompaction(**each) for each in saved["failing"]],
+        erasures_left=[str(each) for each in saved.get("erasures_left", [])],
+        turns={job: dict(turns) for job, turns in saved.get("turns", {}).items()},
+        in_hand=[(topic, partition) for topic, partition in saved.get("in_hand", [])],
+        interrupted=[(topic, partition) for topic, partition in saved.get("interrupted", [])],
+    )
 
 
 def _content(status: WorkerStatus) -> dict[str, object]:

@@ -9,7 +9,6 @@ them, where they stand and when they were last seen, is in `readers/<topic id>/g
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -22,8 +21,8 @@ import pyarrow as pa
 
 from lastword.clock import Clock
 from lastword.compaction.holds import ReaderPosition
-from lastword.errors import ClosedError, CorruptError, InvalidError, UnknownPartitionError
-from lastword.folder import disk
+from lastword.errors import ClosedError, InvalidError, UnknownPartitionError
+from lastword.folder import disk, state_file
 from lastword.reading.reader import PartitionReader
 from lastword.record import Record
 from lastword.segments.rows import to_records
@@ -50,16 +49,12 @@ class CommittedPositions:
         self._path = data_folder / READERS_FOLDER / topic_id / f"{name}.json"
 
     def load(self) -> dict[int, int]:
-        try:
-            saved = json.loads(self._path.read_bytes())
-            return {int(partition): int(offset) for partition, offset in saved["positions"].items()}
-        except FileNotFoundError:
-            return {}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptError(
-                f"{self._path} is damaged: {error}. Remove it to let the reader {self.name!r} begin again.",
-                path=str(self._path),
-            ) from error
+        found = state_file.load(
+            self._path,
+            lambda saved: {int(partition): int(offset) for partition, offset in saved["positions"].items()},
+            f"Remove it to let the reader {self.name!r} begin again.",
+        )
+        return found or {}
 
     def save(self, positions: Mapping[int, int], now_ms: int) -> None:
         disk.make_folder(self._path.parent)
@@ -68,7 +63,7 @@ class CommittedPositions:
             "positions": {str(partition): offset for partition, offset in sorted(positions.items())},
             "committed_ms": now_ms,
         }
-        disk.replace_file(self._path, json.dumps(content).encode())
+        state_file.save(self._path, content)
         self.touch(now_ms)
 
     def touch(self, now_ms: int) -> None:
@@ -122,25 +117,21 @@ def save_group_positions(
         "positions": {str(partition): each for partition, each in sorted(positions.items())},
     }
     disk.make_folder(folder)
-    disk.replace_file(path, json.dumps(content).encode())
+    state_file.save(path, content)
 
 
 def _positions_in(path: Path) -> list[ReaderPosition]:
-    try:
-        saved = json.loads(path.read_bytes())
-        return [
+    found = state_file.load(
+        path,
+        lambda saved: [
             ReaderPosition(
                 reader=saved["group"], partition=int(partition), position=position, active_ms=active_ms
             )
             for partition, (position, active_ms) in saved["positions"].items()
-        ]
-    except FileNotFoundError:
-        return []
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptError(
-            f"{path} is damaged: {error}. Remove it: the broker writes it anew at its next start.",
-            path=str(path),
-        ) from error
+        ],
+        "Remove it: the broker writes it anew at its next start.",
+    )
+    return found or []
 
 
 def _file_name(group_id: str) -> str:

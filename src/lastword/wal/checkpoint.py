@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from lastword.folder import disk
+from lastword.folder import state_file
 from lastword.wal.files import WalFile
 
 WRITER_FILE = "writer.json"
@@ -49,7 +48,7 @@ class DeleterCheckpoint:
 
 
 def save_writer(folder: Path, checkpoint: WriterCheckpoint) -> None:
-    _save(
+    state_file.save(
         folder / WRITER_FILE,
         {
             "version": 1,
@@ -59,38 +58,35 @@ def save_writer(folder: Path, checkpoint: WriterCheckpoint) -> None:
             "epochs": checkpoint.epochs,
             "damage": [asdict(each) for each in checkpoint.damage],
         },
+        indent=1,
     )
 
 
 def load_writer(folder: Path) -> WriterCheckpoint | None:
     """None if there is none, or none that can be read: recovery then rebuilds it from the files."""
-    data = _load(folder / WRITER_FILE)
-    if data is None or not data.get("files"):
-        return None
-    try:
-        return WriterCheckpoint(
-            topic_id=UUID(data["topic_id"]),
-            partition=data["partition"],
-            files=tuple(WalFile(**each) for each in data["files"]),
-            epochs=tuple((epoch, first) for epoch, first in data["epochs"]),
-            damage=tuple(Damage(**each) for each in data["damage"]),
-        )
-    except (KeyError, TypeError, ValueError):
-        return None
+    found = state_file.load_if_whole(folder / WRITER_FILE, _writer_from)
+    return found if found is not None and found.files else None
+
+
+def _writer_from(saved: dict[str, Any]) -> WriterCheckpoint:
+    return WriterCheckpoint(
+        topic_id=UUID(saved["topic_id"]),
+        partition=saved["partition"],
+        files=tuple(WalFile(**each) for each in saved["files"]),
+        epochs=tuple((epoch, first) for epoch, first in saved["epochs"]),
+        damage=tuple(Damage(**each) for each in saved["damage"]),
+    )
 
 
 def save_deleter(folder: Path, checkpoint: DeleterCheckpoint) -> None:
-    _save(folder / DELETER_FILE, {"version": 1, **asdict(checkpoint)})
+    state_file.save(folder / DELETER_FILE, {"version": 1, **asdict(checkpoint)}, indent=1)
 
 
 def load_deleter(folder: Path) -> DeleterCheckpoint | None:
-    data = _load(folder / DELETER_FILE)
-    if data is None:
-        return None
-    try:
-        return DeleterCheckpoint(start_seq=data["start_seq"], start_offset=data["start_offset"])
-    except (KeyError, TypeError):
-        return None
+    return state_file.load_if_whole(
+        folder / DELETER_FILE,
+        lambda saved: DeleterCheckpoint(start_seq=saved["start_seq"], start_offset=saved["start_offset"]),
+    )
 
 
 def left_files(folder: Path, checkpoint: WriterCheckpoint) -> tuple[WalFile, ...]:
@@ -101,15 +97,3 @@ def left_files(folder: Path, checkpoint: WriterCheckpoint) -> tuple[WalFile, ...
 
 def without_deleted(files: tuple[WalFile, ...], deleter: DeleterCheckpoint) -> tuple[WalFile, ...]:
     return tuple(each for each in files if each.seq >= deleter.start_seq or each.is_active)
-
-
-def _save(path: Path, data: dict[str, Any]) -> None:
-    disk.replace_file(path, json.dumps(data, indent=1).encode())
-
-
-def _load(path: Path) -> dict[str, Any] | None:
-    try:
-        data = json.loads(path.read_bytes())
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
-        return None
-    return data if isinstance(data, dict) else None

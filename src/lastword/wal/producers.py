@@ -19,8 +19,8 @@ from typing import Final
 
 from lastword import batch
 from lastword.batch import BatchHeader
-from lastword.errors import FencedProducerError, OutOfOrderSequenceError
-from lastword.folder import disk
+from lastword.errors import CorruptError, FencedProducerError, OutOfOrderSequenceError
+from lastword.folder import disk, state_file
 from lastword.wal.files import WalFile
 
 logger = logging.getLogger(__name__)
@@ -229,12 +229,13 @@ def _headers(path: Path, size_bytes: int) -> Iterator[BatchHeader]:
 
 def _read(folder: Path) -> tuple[int, list[list[object]]] | None:
     try:
-        data = json.loads((folder / FILE_NAME).read_bytes())
-        return int(data["offset"]), data["producers"]
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        logger.warning("%s can't be read, so all that is left of the WAL is: %r", folder / FILE_NAME, error)
+        return state_file.load(
+            folder / FILE_NAME,
+            lambda saved: (int(saved["offset"]), saved["producers"]),
+            "All that is left of the WAL is read instead.",
+        )
+    except CorruptError as error:
+        logger.warning("%s", error)
         return 0, []
 
 

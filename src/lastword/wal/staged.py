@@ -39,7 +39,7 @@ from uuid import UUID
 from lastword import batch
 from lastword.batch import BatchHeader
 from lastword.errors import CorruptError, InvalidError, LastwordError, WriteFailedError
-from lastword.folder import disk
+from lastword.folder import disk, state_file
 from lastword.folder.channel import ask
 from lastword.folder.locks import writer_channel
 from lastword.folder.steps import reached
@@ -376,10 +376,4 @@ def forget(data_folder: Path, topic_id: UUID) -> None:
 
 
 def _load(path: Path) -> dict[str, Any] | None:
-    try:
-        saved: dict[str, Any] = json.loads(path.read_bytes())
-        return saved
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise CorruptError(f"{path} is not what was written there: {error}.", path=str(path)) from error
+    return state_file.load(path, dict, "What was staged there can't be appended: write it again.")

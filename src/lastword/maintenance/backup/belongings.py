@@ -23,16 +23,16 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lastword.clock import SystemClock
 from lastword.compaction.holds import UPTIME_FILE
 from lastword.errors import StorageError, UnavailableError
-from lastword.folder import disk
+from lastword.folder import disk, state_file
 from lastword.folder.identity import IDENTITY_FILE
 from lastword.folder.intents import ERASING_FOLDER
 from lastword.folder.leases import LEASES_FOLDER
-from lastword.folder.locks import LOCKS_FOLDER
+from lastword.folder.locks import LOCKS_FOLDER, try_flock
 from lastword.folder.paths import CREATING_FOLDER, DELETING_FOLDER
 from lastword.folder.running import RUN_FOLDER
 from lastword.maintenance.backup.manifest import Manifest, SavedFile
@@ -80,15 +80,13 @@ def appending(folder: Path, wait_ms: int | None = None) -> Iterator[None]:
 def _lock_within(fd: int, wait_ms: int, source: str) -> None:
     clock, waited_ms = SystemClock(), 0
     while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if try_flock(fd):
             return
-        except BlockingIOError:
-            if waited_ms >= wait_ms:
-                raise UnavailableError(
-                    f"The source {source!r} has been appending for {wait_ms // 1000} s, and its position can't be taken "
-                    f"meanwhile. `lastword connect status` says how it is; pause it, or try again."
-                ) from None
+        if waited_ms >= wait_ms:
+            raise UnavailableError(
+                f"The source {source!r} has been appending for {wait_ms // 1000} s, and its position can't be taken "
+                f"meanwhile. `lastword connect status` says how it is; pause it, or try again."
+            )
         clock.sleep_ms(20)
         waited_ms += 20
 
@@ -122,21 +120,14 @@ def _paths(data_folder: Path) -> Iterator[Path]:
 
 def _staged(data_folder: Path, journal: Path) -> Iterator[Path]:
     """The staged files of a source's last unit, where it has not been appended yet."""
-    saved = _load(journal)
+    saved = state_file.load_if_whole(journal, dict) or {}
     for topic_id in saved.get("topics", {}).values():
         sink = data_folder / STAGING_FOLDER / topic_id / f"{SINK_OF_SOURCE}{journal.parent.name}"
-        if _load(sink / COMMITTED).get("unit", 0) < saved.get("number", 0):
+        committed = state_file.load_if_whole(sink / COMMITTED, dict) or {}
+        if committed.get("unit", 0) < saved.get("number", 0):
             yield from sorted(
                 each for each in sink.glob("*") if each.name != COMMITTED and each.suffix != _UNFINISHED
             )
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _read(data_folder: Path, path: Path) -> SavedFile | None:

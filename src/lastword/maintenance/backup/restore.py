@@ -33,7 +33,7 @@ from lastword.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from lastword.folder import disk, identity
+from lastword.folder import disk, identity, state_file
 from lastword.folder.locks import LOCKS_FOLDER, Role, RoleLock
 from lastword.folder.paths import wal_folder
 from lastword.folder.running import RUN_FOLDER
@@ -136,15 +136,9 @@ def finish(folder: Path) -> None:
 
 def unfinished(folder: Path) -> Begun | None:
     """The unfinished restore that a folder has."""
-    try:
-        return Begun(**json.loads((folder / RESTORING_FILE).read_bytes()))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        raise CorruptError(
-            f"{folder / RESTORING_FILE} is damaged: {error}. Remove the folder, and restore anew.",
-            path=str(folder / RESTORING_FILE),
-        ) from error
+    return state_file.load(
+        folder / RESTORING_FILE, lambda saved: Begun(**saved), "Remove the folder, and restore anew."
+    )
 
 
 def _check_target(folder: Path, found: Manifest) -> None:
