@@ -23,9 +23,9 @@ from lastword.broker.errors import ErrorCode
 from lastword.broker.groups.records import group_record
 from lastword.broker.wire import APIS, FETCH
 from lastword.errors import LastwordError, RecordTooLargeError, StorageError, UnavailableError
+from lastword.folder.paths import PRODUCERS_FILE as PRODUCERS_FILE
 from lastword.log.topic import Topic
 from lastword.segments.iceberg_table import IcebergTable
-from lastword.wal.producers import FILE_NAME as PRODUCERS_FILE
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from lastword.config.keys import BROKER_KEYS
 from lastword.config.values import split_address
 from lastword.errors import InvalidConfigError, InvalidError, LastwordError, StorageError
 from lastword.folder import state_file
+from lastword.folder.paths import BROKER_SETTINGS_FILE
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME: Final = "broker.settings.json"
 LISTENER: Final = "PLAINTEXT"
 """The name of the one listener, as Kafka names listeners."""
 
@@ -58,7 +58,7 @@ class BrokerSettings:
 
     def __init__(self, folder: Path, file_config: BrokerConfig) -> None:
         self.file_config = file_config
-        self._path = folder / FILE_NAME
+        self._path = folder / BROKER_SETTINGS_FILE
         self._changing = threading.Lock()
         self._changed = _load(self._path, file_config)
         self.config = _altered(file_config, self._changed, self._path)

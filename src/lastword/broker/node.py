@@ -20,9 +20,9 @@ from lastword.clock import Clock, new_uuid
 from lastword.config import BrokerConfig, check_new_topic_name, check_not_internal, is_internal
 from lastword.errors import TopicExistsError, UnknownTopicError
 from lastword.folder import disk
+from lastword.folder.paths import CLUSTER_ID_FILE, WAL_FOLDER
 from lastword.log import Log
 from lastword.log.topic import Topic
-from lastword.segments.storage import CLUSTER_ID_FILE
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Node:
     @property
     def wal_folder(self) -> str:
         """The folder that clients are told of. Sealed data lies in the warehouse, which need not be on this machine."""
-        return str(self.log.path / "wal")
+        return str(self.log.path / WAL_FOLDER)
 
     @property
     def is_short_of_memory(self) -> bool:

@@ -19,7 +19,7 @@ from lastword.broker.nulls import refusing_nulls
 from lastword.broker.wire import Handler, Peer, Request
 from lastword.errors import LastwordError, StorageError
 from lastword.folder import state_file
-from lastword.maintenance.backup.belongings import PRODUCER_IDS
+from lastword.folder.paths import PRODUCER_IDS_FILE
 from lastword.wal.producers import ActiveProducer
 
 INIT_PRODUCER_ID: Final = 22
@@ -35,7 +35,7 @@ class ProducerIds:
 
     def __init__(self, folder: Path) -> None:
         self._lock = threading.Lock()
-        self._path = folder / PRODUCER_IDS
+        self._path = folder / PRODUCER_IDS_FILE
         self._next = self._end = 0
 
     def next(self) -> int:

@@ -187,9 +187,10 @@ def _properties(given: Sequence[str] | None) -> dict[str, str]:
 def _known(session: Session) -> dict[str, str]:
     """How the settings of the data folder, if there is one, reach an object store."""
     from lastword.config import BrokerConfig
+    from lastword.folder.paths import CONFIG_FILE
     from lastword.segments.fileio import io_properties
 
-    own = session.data_folder / "lastword.yaml"
+    own = session.data_folder / CONFIG_FILE
     return io_properties(BrokerConfig.load(session.config or (own if own.exists() else None)).catalog)
 
 

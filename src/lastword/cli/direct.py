@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lastword.cli.backend import Appender, Data, Progress
+from lastword.folder.paths import CONFIG_FILE
 from lastword.record_json import Parsed
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-SETTINGS_FILE = "lastword.yaml"
-"""As lastword.folder.CONFIG_FILE, which takes a second to import."""
 
 
 class Opens(Protocol):
@@ -118,7 +117,7 @@ class Direct:
         # Not by opening the log: the settings can be looked at before there is one.
         from lastword.config import BrokerConfig
 
-        own = self.session.data_folder / SETTINGS_FILE
+        own = self.session.data_folder / CONFIG_FILE
         config = BrokerConfig.load(self.session.config or (own if own.exists() else None))
         return [asdict(each) for each in config.explain()]
 

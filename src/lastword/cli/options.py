@@ -24,6 +24,7 @@ import typer
 from lastword.cli.output import Output
 from lastword.errors import InvalidError
 from lastword.folder.locks import name_command
+from lastword.folder.paths import CONFIG_FILE
 
 if TYPE_CHECKING:
     from lastword.cli.backend import Backend
@@ -34,8 +35,6 @@ T = TypeVar("T")
 DATA_VARIABLE = "LASTWORD_DATA"
 DEBUG_VARIABLE = "LASTWORD_DEBUG"
 DEFAULT_DATA = "lastword-data"
-SETTINGS_FILE = "lastword.yaml"
-"""As lastword.folder.CONFIG_FILE, which takes a second to import."""
 
 DataOption = Annotated[
     Path | None,
@@ -51,7 +50,7 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help=f"Settings file [{SETTINGS_FILE} in the data folder, if there is one].",
+        help=f"Settings file [{CONFIG_FILE} in the data folder, if there is one].",
         show_default=False,
     ),
 ]

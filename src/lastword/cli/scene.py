@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.options import SETTINGS_FILE, Session, command
+from lastword.cli.options import Session, command
 from lastword.cli.output import facts
 from lastword.cli.serve import address_of
+from lastword.folder.paths import CONFIG_FILE
 
 if TYPE_CHECKING:
     from lastword.serve.child import ServeOptions
@@ -69,7 +70,7 @@ def scene(
 
     with tempfile.TemporaryDirectory(prefix="lastword-scene-") as folder:
         data = Path(folder)
-        (data / SETTINGS_FILE).write_text(_SETTINGS)
+        (data / CONFIG_FILE).write_text(_SETTINGS)
         options = _options(data, kafka, admin, session.verbose)
         _make_topic(data)
         set_up_logging("server", session.verbose)

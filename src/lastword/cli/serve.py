@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.options import SETTINGS_FILE, Session, command
+from lastword.cli.options import Session, command
 from lastword.cli.output import facts
 from lastword.errors import InvalidConfigError, InvalidError
+from lastword.folder.paths import CONFIG_FILE
 
 if TYPE_CHECKING:
     from lastword.serve.child import ServeOptions
@@ -133,7 +134,7 @@ def _options(session: Session, kafka: str | None, admin: str | None, connect: Pa
 
 
 def _own_settings(session: Session) -> Path | None:
-    own = session.data_folder.absolute() / SETTINGS_FILE
+    own = session.data_folder.absolute() / CONFIG_FILE
     return own if session.config is None and own.exists() else None
 
 

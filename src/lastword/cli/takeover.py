@@ -74,7 +74,8 @@ def takeover(
 
 def _begin(session: Session) -> None:
     """Make a data folder of a new one: where the old host is gone, this one has nothing but settings."""
-    from lastword.segments.storage import FORMAT_FILE, Storage, load_config
+    from lastword.folder.paths import FORMAT_FILE
+    from lastword.segments.storage import Storage, load_config
 
     folder = session.data_folder
     if (

@@ -25,6 +25,7 @@ from lastword.compaction.service import (
 from lastword.config import BrokerConfig, TopicSettings
 from lastword.errors import LastwordError
 from lastword.folder.leases import LeaseKeeper
+from lastword.folder.paths import spark_log
 from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class Compaction:
         factory = self.factory()
         if isinstance(factory, EngineFactory) and isinstance(factory.engine, SparkEngine):
             return factory.engine, True
-        return SparkEngine(self._config.spark, log_path=self._data_folder / "logs" / "spark.log"), False
+        return SparkEngine(self._config.spark, log_path=spark_log(self._data_folder)), False
 
     def engine_state(self) -> dict[str, str]:
         """Which factory compacts, and how its engine is doing. Nothing is started."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from lastword.compaction.rules import ReaderHold
 from lastword.folder import state_file
+from lastword.folder.paths import UPTIME_FILE
 
-UPTIME_FILE = "uptime.json"
 _DOWN_AFTER_MS = 15 * 60 * 1000
 _KEPT_MS = 90 * 24 * 3600 * 1000
 

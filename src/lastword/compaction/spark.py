@@ -51,6 +51,7 @@ from lastword.compaction.spark_session import (
 from lastword.compaction.survivors import Mask, Survivors, pack
 from lastword.compaction.unit import Unit
 from lastword.errors import InvalidConfigError, UnavailableError
+from lastword.folder.paths import spark_log
 
 logger = logging.getLogger(__name__)
 
@@ -317,4 +318,4 @@ class SparkCompactionServiceFactory(EngineFactory):
         settings = context.config.spark
         if "spark.remote" in settings and "spark.master" in settings:
             raise InvalidConfigError("spark.remote and spark.master are both set; one of them is allowed")
-        return SparkEngine(settings, log_path=context.data_folder / "logs" / "spark.log")
+        return SparkEngine(settings, log_path=spark_log(context.data_folder))

@@ -46,9 +46,10 @@ from lastword.errors import (
     UnknownTopicError,
 )
 from lastword.folder import disk, state_file
+from lastword.folder.paths import JOURNAL_FILE
 from lastword.folder.steps import reached
 from lastword.log.topic import BATCH_BYTES, Topic
-from lastword.maintenance.backup.belongings import JOURNAL, SINK_OF_SOURCE, appending
+from lastword.maintenance.backup.belongings import SINK_OF_SOURCE, appending
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, TimestampType
 from lastword.wal.staged import Piece, Sink, Unit
 
@@ -277,19 +278,19 @@ class Appender:
 
     def _load(self) -> JournaledUnit:
         found = state_file.load(
-            self._folder / JOURNAL,
+            self._folder / JOURNAL_FILE,
             lambda saved: JournaledUnit(**{"known": saved["topics"], **saved}),
             f"It has the position of the source {self._source!r}; `lastword connect reset {self._source}` lets it begin again.",
         )
         return found or JournaledUnit(topics={})
 
     def _save(self, unit: JournaledUnit) -> None:
-        state_file.save(self._folder / JOURNAL, asdict(unit))
+        state_file.save(self._folder / JOURNAL_FILE, asdict(unit))
 
 
 def forget_position(folder: Path) -> bool:
     """Let a source begin again. Units keep their numbers, because topics remember them. False if it never began."""
-    path = folder / JOURNAL
+    path = folder / JOURNAL_FILE
     if not path.exists():
         return False
     # If it is damaged: topics that have seen higher numbers are asked for them before the next unit.

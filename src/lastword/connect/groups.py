@@ -20,10 +20,10 @@ from lastword.connect.protocol import GroupOffset, TakenOver
 from lastword.connect.target import LogTarget, Target
 from lastword.errors import UnavailableError, UnknownTopicError
 from lastword.folder import running, state_file
+from lastword.folder.paths import SOURCE_GROUPS_FILE
 from lastword.log import Log
 from lastword.record import NewRecord
 
-FILE_NAME: Final = "groups.json"
 TIMEOUT_S: Final = 15.0
 
 Place = tuple[str, int]
@@ -46,7 +46,7 @@ class TargetGroups:
 
     def __init__(self, target: Target, folder: Path) -> None:
         self._target = target
-        self._path = folder / FILE_NAME
+        self._path = folder / SOURCE_GROUPS_FILE
         self._keeper: tuple[str, _Keeper] | None = None
         self._written: dict[str, dict[str, list[int]]] | None = None
 

@@ -18,11 +18,10 @@ from lastword.connect.appender import forget_position
 from lastword.errors import LockedError, UnknownSourceError
 from lastword.folder import disk, state_file
 from lastword.folder.locks import try_flock
-from lastword.maintenance.backup.belongings import CONNECT_FOLDER
+from lastword.folder.paths import CONNECT_FOLDER, SOURCE_STATUS_FILE
 
 LOCK_WAIT_MS: Final = 2_000
 """Whoever asks how a source is holds its lock for a moment, and one that was just paused until its chunk is done."""
-_STATUS: Final = "status.json"
 _PAUSED: Final = "paused"
 
 
@@ -86,15 +85,15 @@ def reset(data_folder: Path, source: str) -> bool:
     """Forget the position of a source that nobody runs; False if it had none."""
     folder = _known(data_folder, source)
     with SourceLock.acquire(folder):
-        (folder / _STATUS).unlink(missing_ok=True)
+        (folder / SOURCE_STATUS_FILE).unlink(missing_ok=True)
         return forget_position(folder)
 
 
 def save_status(folder: Path, status: dict[str, Any]) -> None:
     """Not synced: a status that a power cut takes is no loss."""
-    temporary = folder / f"{_STATUS}.tmp"
+    temporary = folder / f"{SOURCE_STATUS_FILE}.tmp"
     temporary.write_text(json.dumps(status))
-    temporary.replace(folder / _STATUS)
+    temporary.replace(folder / SOURCE_STATUS_FILE)
 
 
 def load_statuses(data_folder: Path, clock: Clock) -> list[dict[str, Any]]:
@@ -109,7 +108,7 @@ def load_status(data_folder: Path, source: str, clock: Clock) -> dict[str, Any]:
 
 def _load_status(folder: Path, now_ms: int) -> dict[str, Any]:
     status: dict[str, Any] = {"source": folder.name, "state": "stopped", "records": 0}
-    status |= state_file.load_if_whole(folder / _STATUS, dict) or {}
+    status |= state_file.load_if_whole(folder / SOURCE_STATUS_FILE, dict) or {}
     if status["state"] != "stopped" and not _is_locked(folder):
         # Whoever wrote it was killed.
         status["state"] = "stopped"

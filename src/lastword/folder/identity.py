@@ -23,8 +23,7 @@ from pathlib import Path
 from lastword.clock import new_uuid
 from lastword.errors import CorruptError, ForeignFolderError, StorageError
 from lastword.folder import state_file
-
-IDENTITY_FILE = "IDENTITY"
+from lastword.folder.paths import IDENTITY_FILE
 
 
 class Standing(StrEnum):

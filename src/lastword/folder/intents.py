@@ -14,9 +14,8 @@ from typing import Any
 
 from lastword.errors import CorruptError
 from lastword.folder import disk, state_file
+from lastword.folder.paths import ERASING_FOLDER
 from lastword.folder.steps import reached
-
-ERASING_FOLDER = "erasing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,9 @@ from typing import Self
 from lastword.clock import Clock, new_uuid
 from lastword.errors import LeaseLapsedError, StorageError
 from lastword.folder import state_file
+from lastword.folder.paths import LEASES_FOLDER
 
 logger = logging.getLogger(__name__)
-
-LEASES_FOLDER = "leases"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,10 @@ from typing import Any, Self
 
 from lastword.clock import Clock
 from lastword.errors import LockedError
+from lastword.folder.paths import LOCKS_FOLDER
 from lastword.folder.processes import is_running
 
 logger = logging.getLogger(__name__)
-
-LOCKS_FOLDER = "locks"
 
 
 BRIEF_WAIT_MS = 5_000

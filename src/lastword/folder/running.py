@@ -16,12 +16,10 @@ from typing import Any
 
 from lastword.folder import disk, state_file
 from lastword.folder.identity import is_same_place
+from lastword.folder.paths import CONFIG_FILE, FORMAT_FILE, RUN_FOLDER, SERVER_FILE, STARTING_FILE
 from lastword.folder.processes import is_running, start_ticks
 
-RUN_FOLDER = "run"
-SERVER_FILE = "server.json"
-STARTING_FILE = "starting.json"
-_NEW = frozenset({"lastword.yaml", "FORMAT.tmp", RUN_FOLDER})
+_NEW = frozenset({CONFIG_FILE, f"{FORMAT_FILE}.tmp", RUN_FOLDER})
 _LOCAL = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Where to ask somebody on this machine who listens everywhere."""
 
@@ -136,7 +134,7 @@ def remove(data_folder: Path, pid: int) -> None:
     for found, name in ((load(data_folder), SERVER_FILE), (load_starting(data_folder), STARTING_FILE)):
         if found is None or found.pid == pid:
             (data_folder / RUN_FOLDER / name).unlink(missing_ok=True)
-    if not (data_folder / "FORMAT").exists():
+    if not (data_folder / FORMAT_FILE).exists():
         # No log was begun.
         with suppress(OSError):
             (data_folder / RUN_FOLDER).rmdir()

@@ -39,9 +39,8 @@ from lastword.errors import (
 )
 from lastword.folder import disk, state_file
 from lastword.folder.leases import live_leases
-from lastword.folder.paths import CREATING_FOLDER, DELETING_FOLDER, notes, wal_folder
+from lastword.folder.paths import CREATING_FOLDER, DELETING_FOLDER, READERS_FOLDER, notes, wal_folder
 from lastword.folder.steps import reached
-from lastword.reading.readers import READERS_FOLDER
 from lastword.segments.table import SegmentCatalog, SegmentTable, TopicInfo, retry_on_conflict
 from lastword.wal import staged
 

@@ -1,20 +1,7 @@
 """The embedded log: open a data folder, and create, change, read and delete its topics.
 
-A data folder:
-
-    lastword.yaml   settings, if there is no other file given                       the user's
-    FORMAT          the version of this layout
-    IDENTITY        which folder this is, and where it lives                        see lastword.folder.identity
-    locks/          who is the writer, who does maintenance
-    wal/            the write-ahead logs                                            see lastword.wal
-    catalog.db      the catalog of the tables (SQLite), unless the settings name another one
-    warehouse/      the sealed segments, unless the settings name another place     see lastword.segments
-    readers/        the positions that named readers committed
-    leases/         jobs and replays that are running
-    creating/       topics whose creation has been asked for and is not done yet     see lastword.log.lifecycle
-    deleting/       topics whose deletion has been asked for and is not done yet
-
-Only the writer creates and deletes topics. Maintenance asks it to finish deletions, as it asks it to roll.
+lastword.folder.paths says what is in a data folder. Only the writer creates and deletes topics. Maintenance asks it to
+finish deletions, as it asks it to roll.
 """
 
 from __future__ import annotations
@@ -56,7 +43,7 @@ from lastword.folder import identity, intents, leases
 from lastword.folder.channel import ChannelServer, ask
 from lastword.folder.leases import HeldLease, LeaseKeeper
 from lastword.folder.locks import Role, RoleLock, writer_channel
-from lastword.folder.paths import wal_folder
+from lastword.folder.paths import CONFIG_FILE, wal_folder
 from lastword.log.announcements import Announcements
 from lastword.log.lifecycle import Deletion, Lifecycle, UndecidedError
 from lastword.log.measuring import Measures, look
@@ -70,7 +57,7 @@ from lastword.maintenance.takeover import TakenOver
 from lastword.reading.readers import committed_positions
 from lastword.segments.fileio import io_properties, warehouse_uri
 from lastword.segments.listing import TopicListing, UnreadableTopic, Visited, visit
-from lastword.segments.storage import CONFIG_FILE, Storage, check_folder, load_config
+from lastword.segments.storage import Storage, check_folder, load_config
 from lastword.segments.table import (
     Collected,
     SegmentCatalog,

@@ -42,7 +42,7 @@ from lastword.errors import (
     WriteFailedError,
 )
 from lastword.folder.leases import LeaseKeeper
-from lastword.folder.paths import wal_folder
+from lastword.folder.paths import WAL_FOLDER, wal_folder
 from lastword.maintenance import tiering
 from lastword.maintenance.lanes import Lane
 from lastword.maintenance.retention import delete_records
@@ -1016,7 +1016,7 @@ class Topic:
     def _wal_folder(self, partition: int) -> Path:
         if self.foreign is not None:
             # Its WAL is in its owner's folder. What an earlier time as its owner has left here is no part of it.
-            return self._data_folder / "wal" / ".foreign" / self.id.hex / str(partition)
+            return self._data_folder / WAL_FOLDER / ".foreign" / self.id.hex / str(partition)
         return wal_folder(self._data_folder, self.name, self.id) / str(partition)
 
     def _check_partition(self, partition: int) -> int:

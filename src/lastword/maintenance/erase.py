@@ -32,13 +32,14 @@ from lastword.compaction.unit import Outcome, Unit
 from lastword.errors import InvalidError, StorageError, UnavailableError
 from lastword.folder.intents import Intent, forget_intent, save_intent
 from lastword.folder.leases import LeaseKeeper
+from lastword.folder.paths import ASIDE_FOLDER, WAL_FOLDER
 from lastword.folder.steps import reached
 from lastword.maintenance.remains import positions_with, staged_with
 from lastword.maintenance.tiering import SealReport
 from lastword.segments.raw import RawSegment
 from lastword.segments.table import Segment, SegmentTable, Snapshot, retry_on_conflict
 from lastword.wal import deleter
-from lastword.wal.files import ASIDE_FOLDER, SET_ASIDE, file_name
+from lastword.wal.files import SET_ASIDE, file_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +274,9 @@ class Eraser:
             for file in wal.files:
                 if file.first_offset < self._intent.end(wal.partition):
                     yield f"{wal.folder / file_name(file.seq)}: it has records from before the erasure, and is still there"
-        for folder in sorted((self._data_folder / "wal").glob(f"*/*/{self._intent.topic_id}{SET_ASIDE}*")):
+        for folder in sorted(
+            (self._data_folder / WAL_FOLDER).glob(f"*/*/{self._intent.topic_id}{SET_ASIDE}*")
+        ):
             yield f"{folder}: a WAL that was set aside when the topic was taken over. Export what you need, and remove it"
         yield from staged_with(self._data_folder, self._intent.topic_id, self._keys)
         yield from positions_with(self._data_folder, self._intent.keys)

@@ -33,7 +33,7 @@ from lastword.errors import LastwordError, LockedError, NotOwnerError, StorageEr
 from lastword.folder import disk, identity, state_file
 from lastword.folder.identity import Identity
 from lastword.folder.locks import Role, RoleLock
-from lastword.folder.paths import wal_folder
+from lastword.folder.paths import OWNED_FILE, wal_folder
 from lastword.folder.steps import reached
 from lastword.maintenance.relocating import recognized, settle
 from lastword.segments.storage import Storage
@@ -45,8 +45,6 @@ CONFIRM_INTERVAL_S: Final = 1.0
 CONFIRMED_FOR_S: Final = 4.0
 """How old the last confirmation may be when a record is acknowledged."""
 
-OWNED_FILE: Final = "owned.json"
-"""Beside the WAL of a topic: the incarnations that this folder may find in its table."""
 
 _MAINTAINER_WAITS_MS: Final = 5_000
 

@@ -26,16 +26,21 @@ from lastword.config import BrokerConfig
 from lastword.errors import ForeignFolderError, InvalidError
 from lastword.folder import disk, identity, state_file
 from lastword.folder.identity import Identity, Standing, is_same_place
-from lastword.folder.leases import LEASES_FOLDER
 from lastword.folder.locks import Role, RoleLock
-from lastword.folder.paths import DELETING_FOLDER, notes
-from lastword.folder.running import RUN_FOLDER
+from lastword.folder.paths import (
+    CLUSTER_ID_FILE,
+    DELETING_FOLDER,
+    FORMAT_FILE,
+    LEASES_FOLDER,
+    RUN_FOLDER,
+    notes,
+)
 from lastword.folder.steps import reached
 from lastword.segments import mapping
 from lastword.segments.fileio import warehouse_uri
 from lastword.segments.iceberg import places_in_sqlite, sqlite_file
 from lastword.segments.listing import visit
-from lastword.segments.storage import CLUSTER_ID_FILE, FORMAT_FILE, Storage, check_folder, load_config
+from lastword.segments.storage import Storage, check_folder, load_config
 from lastword.segments.table import Owner
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,7 @@ import pyarrow.compute as pc
 from lastword import batch
 from lastword.errors import StorageError
 from lastword.folder import state_file
-from lastword.wal.staged import STAGING_FOLDER
-
-CONNECT_FOLDER = "connect"
-"""Where sources keep their positions, see lastword.connect."""
+from lastword.folder.paths import CONNECT_FOLDER, STAGING_FOLDER
 
 
 def staged_with(data_folder: Path, topic_id: str, keys: pa.Array) -> Iterator[str]:

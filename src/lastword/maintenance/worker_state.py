@@ -17,10 +17,10 @@ from typing import Any
 
 from lastword.clock import monotonic_s
 from lastword.folder import state_file
+from lastword.folder.paths import WORKER_FILE
 
 logger = logging.getLogger(__name__)
 
-STATUS_FILE = "worker.json"
 TURNS_SAVED_EVERY_S = 1.0
 
 Place = tuple[str, int | None]
@@ -73,7 +73,7 @@ class WorkerStatus:
 
 def load_status(data_folder: Path) -> WorkerStatus | None:
     """What the worker of a data folder said last; None if there has been none."""
-    return state_file.load_if_whole(data_folder / STATUS_FILE, _status_from)
+    return state_file.load_if_whole(data_folder / WORKER_FILE, _status_from)
 
 
 def _status_from(saved: dict[str, Any]) -> WorkerStatus:
@@ -107,7 +107,7 @@ class StatusKeeper:
     """The status of a worker in this process. May be used by several threads."""
 
     def __init__(self, data_folder: Path, status: WorkerStatus) -> None:
-        self._path = data_folder / STATUS_FILE
+        self._path = data_folder / WORKER_FILE
         self.status = status
         self.lock = threading.RLock()
         """Held by whoever changes the status by what it is."""

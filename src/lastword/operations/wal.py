@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.clock import SystemClock
 from lastword.config import is_internal
+from lastword.folder.paths import ASIDE_FOLDER
 from lastword.operations.maintaining import wait_for_maintenance
 from lastword.wal import checkpoint as checkpoints
-from lastword.wal.files import ASIDE_FOLDER, file_name
+from lastword.wal.files import file_name
 
 if TYPE_CHECKING:
     from lastword.log import Log

@@ -23,12 +23,10 @@ from lastword.clock import Clock
 from lastword.compaction.holds import ReaderPosition
 from lastword.errors import ClosedError, InvalidError, UnknownPartitionError
 from lastword.folder import disk, state_file
+from lastword.folder.paths import GROUPS_FOLDER, READERS_FOLDER
 from lastword.reading.reader import PartitionReader
 from lastword.record import Record
 from lastword.segments.rows import to_records
-
-READERS_FOLDER = "readers"
-GROUPS_FOLDER = "groups"
 
 # A file system's names have at most 255 bytes, and the longest here is the name with '.json.tmp'.
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,240}")

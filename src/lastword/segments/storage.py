@@ -10,16 +10,18 @@ from lastword.clock import Clock
 from lastword.config import BrokerConfig
 from lastword.errors import InvalidError
 from lastword.folder import disk
+from lastword.folder.paths import (
+    CATALOG_FILE,
+    CONFIG_FILE,
+    FORMAT_FILE,
+    RESTORING_FILE,
+    WAREHOUSE_FOLDER,
+)
 from lastword.folder.running import strangers
 from lastword.segments.iceberg import IcebergCatalog, sqlite_file, sqlite_properties
 from lastword.segments.table import Announce, Guard, to_nobody
 
-CONFIG_FILE = "lastword.yaml"
-FORMAT_FILE = "FORMAT"
 FORMAT = "1"
-RESTORING_FILE = "RESTORING"
-"""There while a backup is being restored to the folder."""
-CLUSTER_ID_FILE = "cluster.id"
 
 
 def load_config(
@@ -81,8 +83,8 @@ class Storage:
     def of(cls, folder: Path, config: BrokerConfig) -> Storage:
         properties = dict(config.catalog)
         if not {"type", "uri"} & set(properties):
-            properties |= sqlite_properties(folder / "catalog.db")
-        warehouse = config.warehouse or properties.pop("warehouse", None) or str(folder / "warehouse")
+            properties |= sqlite_properties(folder / CATALOG_FILE)
+        warehouse = config.warehouse or properties.pop("warehouse", None) or str(folder / WAREHOUSE_FOLDER)
         return cls(
             folder=folder,
             properties=properties,

@@ -29,6 +29,7 @@ from typing import Any
 from lastword.clock import Clock
 from lastword.errors import LockedError, UnavailableError
 from lastword.folder import running
+from lastword.folder.paths import FORMAT_FILE, RUN_FOLDER
 from lastword.folder.problems import from_problem
 from lastword.folder.running import ChildProcess, RunningServer
 from lastword.serve.child import ServeOptions
@@ -257,12 +258,12 @@ class Supervisor:
     def _note_start(self, since_ms: int, waits_for: str) -> None:
         """Say in the data folder what is waited for; but leave one alone in which no log can be."""
         try:
-            if not (self._data / "FORMAT").exists() and running.strangers(self._data):
+            if not (self._data / FORMAT_FILE).exists() and running.strangers(self._data):
                 return
             self._made_folder = self._made_folder or not self._data.exists()
             running.save(self._data, running.this_process_starting(since_ms=since_ms, waits_for=waits_for))
         except OSError as error:
-            logger.warning("could not write %s: %s", self._data / running.RUN_FOLDER, error)
+            logger.warning("could not write %s: %s", self._data / RUN_FOLDER, error)
 
     def _save(self) -> None:
         if self._server is None:
@@ -272,7 +273,7 @@ class Supervisor:
         try:
             running.save(self._data, self._server)
         except OSError as error:
-            logger.warning("could not write %s: %s", self._data / running.RUN_FOLDER, error)
+            logger.warning("could not write %s: %s", self._data / RUN_FOLDER, error)
 
     def _announce(self) -> None:
         assert self._server is not None

@@ -8,10 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from lastword.folder import state_file
+from lastword.folder.paths import DELETER_FILE, WRITER_FILE
 from lastword.wal.files import WalFile
-
-WRITER_FILE = "writer.json"
-DELETER_FILE = "deleter.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,12 @@ from typing import Literal
 
 from lastword import metrics
 from lastword.config import BrokerConfig, TopicSettings
+from lastword.folder.paths import ASIDE_FOLDER
 from lastword.folder.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import producers
 from lastword.wal.checkpoint import DeleterCheckpoint
-from lastword.wal.files import ASIDE_FOLDER, WalFile, file_name
+from lastword.wal.files import WalFile, file_name
 
 logger = logging.getLogger(__name__)
 

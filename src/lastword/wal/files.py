@@ -13,7 +13,6 @@ from lastword import batch
 from lastword.batch import BatchHeader
 from lastword.errors import CorruptError, LastwordError, StorageError
 
-ASIDE_FOLDER = "aside"
 SET_ASIDE = "-epoch-"
 """Between the id of a topic and an epoch of its owner: a WAL of a time before another data folder took the topic over."""
 CHUNK_BYTES = 4 << 20

@@ -21,11 +21,11 @@ from lastword import batch
 from lastword.batch import BatchHeader
 from lastword.errors import CorruptError, FencedProducerError, OutOfOrderSequenceError
 from lastword.folder import disk, state_file
+from lastword.folder.paths import PRODUCERS_FILE
 from lastword.wal.files import WalFile
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME: Final = "producers.json"
 BATCHES_KEPT: Final = 5
 SEQUENCES: Final = 1 << 31
 """Sequence numbers go from 0 up to, but without, this, and then begin again."""
@@ -146,7 +146,7 @@ class ProducerStates:
                 for producer_id, known in self._producers.items()
             ],
         }
-        disk.replace_file(folder / FILE_NAME, json.dumps(saved, separators=(",", ":")).encode())
+        disk.replace_file(folder / PRODUCERS_FILE, json.dumps(saved, separators=(",", ":")).encode())
 
     def take(self, saved: list[list[object]], end_offset: int) -> None:
         for producer_id, epoch, last_ms, batches in saved:
@@ -157,7 +157,7 @@ class ProducerStates:
 
 
 def exists(folder: Path) -> bool:
-    return (folder / FILE_NAME).exists()
+    return (folder / PRODUCERS_FILE).exists()
 
 
 def saved_offset(folder: Path) -> int | None:
@@ -230,7 +230,7 @@ def _headers(path: Path, size_bytes: int) -> Iterator[BatchHeader]:
 def _read(folder: Path) -> tuple[int, list[list[object]]] | None:
     try:
         return state_file.load(
-            folder / FILE_NAME,
+            folder / PRODUCERS_FILE,
             lambda saved: (int(saved["offset"]), saved["producers"]),
             "All that is left of the WAL is read instead.",
         )

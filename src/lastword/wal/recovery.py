@@ -26,12 +26,13 @@ from uuid import UUID
 from lastword import batch
 from lastword.errors import CorruptError
 from lastword.folder import disk
+from lastword.folder.paths import ASIDE_FOLDER, WRITER_FILE
 from lastword.folder.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import producers
 from lastword.wal import state as states
 from lastword.wal.checkpoint import Damage, WriterCheckpoint
-from lastword.wal.files import ASIDE_FOLDER, CHUNK_BYTES, WalFile, file_name, list_seqs, walk
+from lastword.wal.files import CHUNK_BYTES, WalFile, file_name, list_seqs, walk
 from lastword.wal.state import Phase, StateFile, WalState
 from lastword.wal.writer import OpenedWal, create_file
 
@@ -130,9 +131,7 @@ def _load_checkpoint(folder: Path, *, topic_id: UUID, partition: int, floor: Flo
         for seq in there:
             (folder / file_name(seq)).unlink()
         return None
-    logger.warning(
-        "%s does not fit the files beside it and is made anew from them", folder / checkpoints.WRITER_FILE
-    )
+    logger.warning("%s does not fit the files beside it and is made anew from them", folder / WRITER_FILE)
     files, epochs = _rebuild(folder, there, saved, floor)
     damage = saved.damage if saved else ()
     rebuilt = WriterCheckpoint(

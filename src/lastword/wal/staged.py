@@ -42,15 +42,14 @@ from lastword.errors import CorruptError, InvalidError, LastwordError, WriteFail
 from lastword.folder import disk, state_file
 from lastword.folder.channel import ask
 from lastword.folder.locks import writer_channel
+from lastword.folder.paths import COMMITTED_FILE, STAGING_FOLDER
 from lastword.folder.steps import reached
 from lastword.wal.writer import PartitionWriter
 
 logger = logging.getLogger(__name__)
 
-STAGING_FOLDER: Final = "staging"
 ONE_WRITE: Final = re.compile("job-[0-9a-f]{32}")
 """The names of sinks that are for one write alone."""
-COMMITTED: Final = "committed.json"
 _UNIT: Final = "unit.json"
 
 
@@ -93,7 +92,7 @@ class Sink:
     @property
     def committed(self) -> int | None:
         """The number of the last unit that was appended; None if none was."""
-        saved = _load(self.folder / COMMITTED)
+        saved = _load(self.folder / COMMITTED_FILE)
         return None if saved is None else int(saved["unit"])
 
     @property
@@ -137,7 +136,7 @@ class Sink:
 
     def commit(self, number: int) -> None:
         """Say that a unit has been appended, and remove what it left."""
-        disk.replace_file(self.folder / COMMITTED, json.dumps({"unit": number}).encode())
+        disk.replace_file(self.folder / COMMITTED_FILE, json.dumps({"unit": number}).encode())
         reached("staged.committed")
         self.clear()
         reached("staged.cleared")
@@ -152,7 +151,7 @@ class Sink:
         # The unit first: a note without its unit says nothing.
         (self.folder / _UNIT).unlink(missing_ok=True)
         for path in list(self.folder.iterdir()):
-            if path.name != COMMITTED:
+            if path.name != COMMITTED_FILE:
                 path.unlink(missing_ok=True)
 
     def discard(self, files: Iterable[str]) -> None:

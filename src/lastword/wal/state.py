@@ -17,8 +17,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from lastword.folder import disk
-
-FILE_NAME = "wal.state"
+from lastword.folder.paths import WAL_STATE_FILE
 
 _FORMAT = struct.Struct(">4sB3xQqqqq")
 _MAGIC = b"LWS1"
@@ -80,7 +79,7 @@ def load(folder: Path) -> WalState | None:
     """The state in a folder; None if there is none that can be believed."""
     for _ in range(3):
         try:
-            data = (folder / FILE_NAME).read_bytes()
+            data = (folder / WAL_STATE_FILE).read_bytes()
         except FileNotFoundError:
             return None
         if state := parse(data):
@@ -92,7 +91,7 @@ class StateFile:
     """The open state file of a writer."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / FILE_NAME
+        path = folder / WAL_STATE_FILE
         is_new = not path.exists()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if is_new:

@@ -32,6 +32,7 @@ from lastword.clock import Clock
 from lastword.config import TopicSettings, WalSync
 from lastword.errors import ClosedError, InvalidRecordError, OffsetOutOfRangeError, WriteFailedError
 from lastword.folder import disk
+from lastword.folder.paths import PRODUCERS_FILE
 from lastword.folder.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import producers
@@ -463,7 +464,7 @@ class PartitionWriter:
                 self._producer_states().save(self._folder, self._end_offset)
             except OSError as error:
                 raise WriteFailedError(
-                    f"Can't write {self._folder / producers.FILE_NAME}: {error.strerror or error}. "
+                    f"Can't write {self._folder / PRODUCERS_FILE}: {error.strerror or error}. "
                     f"Nothing was appended; free some space and try again."
                 ) from error
         self._has_producers = True

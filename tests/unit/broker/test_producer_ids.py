@@ -8,7 +8,7 @@ import pytest
 
 from lastword.broker.producers import BLOCK, ProducerIds
 from lastword.errors import StorageError
-from lastword.maintenance.backup.belongings import PRODUCER_IDS
+from lastword.folder.paths import PRODUCER_IDS_FILE
 
 
 def test_ids_are_never_given_again(tmp_path: Path) -> None:
@@ -20,6 +20,6 @@ def test_ids_are_never_given_again(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_file_is_not_passed_over(tmp_path: Path) -> None:
-    (tmp_path / PRODUCER_IDS).write_text("nonsense")
+    (tmp_path / PRODUCER_IDS_FILE).write_text("nonsense")
     with pytest.raises(StorageError, match="Can't reserve producer ids"):
         ProducerIds(tmp_path).next()

@@ -19,11 +19,12 @@ from tests.support.logs import (
 
 from lastword.errors import CorruptError, WriteFailedError
 from lastword.folder import disk, steps
+from lastword.folder.paths import WAL_STATE_FILE
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal.checkpoint import DeleterCheckpoint
 from lastword.wal.reader import OffsetGoneError, WalReader
 from lastword.wal.recovery import Floor
-from lastword.wal.state import FILE_NAME, Phase, StateFile
+from lastword.wal.state import Phase, StateFile
 
 
 def filled(wal: WalFolder, end: int = 3, **options: object) -> None:
@@ -255,7 +256,7 @@ class TestCheckpoint:
             wal.fill(writer, 0, 4)
             writer.roll()
         (wal.folder / checkpoints.WRITER_FILE).unlink()
-        (wal.folder / FILE_NAME).unlink()
+        (wal.folder / WAL_STATE_FILE).unlink()
 
         with wal.opened() as writer:
             assert writer.append(one_batch("4")) == 4
@@ -355,7 +356,7 @@ class TestState:
     @pytest.mark.parametrize("spoil", [Path.unlink, garbage, lambda path: path.write_bytes(b"")])
     def test_one_that_is_lost_costs_a_walk_and_no_record(self, wal: WalFolder, spoil: object) -> None:
         filled(wal)
-        spoil(wal.folder / FILE_NAME)  # type: ignore[operator]
+        spoil(wal.folder / WAL_STATE_FILE)  # type: ignore[operator]
 
         with wal.opened() as writer:
             assert writer.end_offset == 3

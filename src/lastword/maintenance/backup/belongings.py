@@ -26,39 +26,53 @@ from pathlib import Path
 from typing import Final
 
 from lastword.clock import SystemClock
-from lastword.compaction.holds import UPTIME_FILE
 from lastword.errors import StorageError, UnavailableError
 from lastword.folder import disk, state_file
-from lastword.folder.identity import IDENTITY_FILE
-from lastword.folder.intents import ERASING_FOLDER
-from lastword.folder.leases import LEASES_FOLDER
-from lastword.folder.locks import LOCKS_FOLDER, try_flock
-from lastword.folder.paths import CREATING_FOLDER, DELETING_FOLDER
-from lastword.folder.running import RUN_FOLDER
+from lastword.folder.locks import try_flock
+from lastword.folder.paths import (
+    BROKER_SETTINGS_FILE,
+    CATALOG_FILE,
+    CLUSTER_ID_FILE,
+    COMMITTED_FILE,
+    CONFIG_FILE,
+    CONNECT_FOLDER,
+    CREATING_FOLDER,
+    DELETING_FOLDER,
+    ERASING_FOLDER,
+    FORMAT_FILE,
+    IDENTITY_FILE,
+    JOURNAL_FILE,
+    LEASES_FOLDER,
+    LOCKS_FOLDER,
+    LOGS_FOLDER,
+    PRODUCER_IDS_FILE,
+    READERS_FOLDER,
+    RESTORING_FILE,
+    RUN_FOLDER,
+    SOURCE_STATUS_FILE,
+    STAGING_FOLDER,
+    UPTIME_FILE,
+    WAL_FOLDER,
+    WAREHOUSE_FOLDER,
+    WORKER_FILE,
+)
 from lastword.maintenance.backup.manifest import Manifest, SavedFile
-from lastword.reading.readers import READERS_FOLDER
-from lastword.segments.storage import CLUSTER_ID_FILE, CONFIG_FILE, FORMAT_FILE, RESTORING_FILE
-from lastword.wal.staged import COMMITTED, STAGING_FOLDER
 
-CONNECT_FOLDER: Final = "connect"
-JOURNAL: Final = "unit.json"
 SINK_OF_SOURCE: Final = "connect-"
-PRODUCER_IDS: Final = "producer.ids"
-BROKER_SETTINGS: Final = "broker.settings.json"
 SOURCE_WAIT_MS: Final = 60_000
 """How long a source may take to append what it is at."""
 
-COPIED: Final = (UPTIME_FILE, CLUSTER_ID_FILE, BROKER_SETTINGS, PRODUCER_IDS)
+COPIED: Final = (UPTIME_FILE, CLUSTER_ID_FILE, BROKER_SETTINGS_FILE, PRODUCER_IDS_FILE)
 COPIED_FOLDERS: Final = (READERS_FOLDER, ERASING_FOLDER)
-IN_PART: Final = (CONNECT_FOLDER, STAGING_FOLDER, "wal", "warehouse", "catalog.db", CONFIG_FILE)
+IN_PART: Final = (CONNECT_FOLDER, STAGING_FOLDER, WAL_FOLDER, WAREHOUSE_FOLDER, CATALOG_FILE, CONFIG_FILE)
 MADE_ANEW: Final = (FORMAT_FILE, IDENTITY_FILE)
 LEFT_OUT: Final = (
-    *(LOCKS_FOLDER, LEASES_FOLDER, RUN_FOLDER, CREATING_FOLDER, DELETING_FOLDER, "logs", "worker.json"),
+    *(LOCKS_FOLDER, LEASES_FOLDER, RUN_FOLDER, CREATING_FOLDER, DELETING_FOLDER, LOGS_FOLDER, WORKER_FILE),
     RESTORING_FILE,
 )
 """Together they are everything that a data folder has."""
 
-_OF_A_RUNNING_SOURCE: Final = ("lock", "appending", "status.json")
+_OF_A_RUNNING_SOURCE: Final = ("lock", "appending", SOURCE_STATUS_FILE)
 _UNFINISHED: Final = ".tmp"
 
 
@@ -113,8 +127,8 @@ def _paths(data_folder: Path) -> Iterator[Path]:
     for path in sorted((data_folder / CONNECT_FOLDER).glob("*/*")):
         if path.is_file() and path.name not in _OF_A_RUNNING_SOURCE and path.suffix != _UNFINISHED:
             yield path
-    yield from sorted((data_folder / STAGING_FOLDER).glob(f"*/*/{COMMITTED}"))
-    for source in sorted((data_folder / CONNECT_FOLDER).glob(f"*/{JOURNAL}")):
+    yield from sorted((data_folder / STAGING_FOLDER).glob(f"*/*/{COMMITTED_FILE}"))
+    for source in sorted((data_folder / CONNECT_FOLDER).glob(f"*/{JOURNAL_FILE}")):
         yield from _staged(data_folder, source)
 
 
@@ -123,10 +137,10 @@ def _staged(data_folder: Path, journal: Path) -> Iterator[Path]:
     saved = state_file.load_if_whole(journal, dict) or {}
     for topic_id in saved.get("topics", {}).values():
         sink = data_folder / STAGING_FOLDER / topic_id / f"{SINK_OF_SOURCE}{journal.parent.name}"
-        committed = state_file.load_if_whole(sink / COMMITTED, dict) or {}
+        committed = state_file.load_if_whole(sink / COMMITTED_FILE, dict) or {}
         if committed.get("unit", 0) < saved.get("number", 0):
             yield from sorted(
-                each for each in sink.glob("*") if each.name != COMMITTED and each.suffix != _UNFINISHED
+                each for each in sink.glob("*") if each.name != COMMITTED_FILE and each.suffix != _UNFINISHED
             )
 
 
@@ -151,12 +165,12 @@ def put_back(data_folder: Path, manifest: Manifest, *, now_ms: int) -> None:
     for each in manifest.files:
         path = data_folder / each.path
         disk.make_folder(path.parent)
-        is_journal = each.path.startswith(f"{CONNECT_FOLDER}/") and path.name == JOURNAL
+        is_journal = each.path.startswith(f"{CONNECT_FOLDER}/") and path.name == JOURNAL_FILE
         disk.replace_file(path, _marked(each.content, manifest.id) if is_journal else each.content)
         # When a reader was last there is when its file was changed.
         os.utime(path, ns=(each.changed_ms * 1_000_000, each.changed_ms * 1_000_000))
-    ids = next((each.content for each in manifest.files if each.path == PRODUCER_IDS), b"{}")
-    disk.replace_file(data_folder / PRODUCER_IDS, _fresh_ids(ids, now_ms))
+    ids = next((each.content for each in manifest.files if each.path == PRODUCER_IDS_FILE), b"{}")
+    disk.replace_file(data_folder / PRODUCER_IDS_FILE, _fresh_ids(ids, now_ms))
 
 
 def _marked(journal: bytes, backup_id: str) -> bytes:

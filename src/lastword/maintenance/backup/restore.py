@@ -34,16 +34,22 @@ from lastword.errors import (
     UnknownTopicError,
 )
 from lastword.folder import disk, identity, state_file
-from lastword.folder.locks import LOCKS_FOLDER, Role, RoleLock
-from lastword.folder.paths import wal_folder
-from lastword.folder.running import RUN_FOLDER
+from lastword.folder.locks import Role, RoleLock
+from lastword.folder.paths import (
+    CONFIG_FILE,
+    FORMAT_FILE,
+    LOCKS_FOLDER,
+    RESTORING_FILE,
+    RUN_FOLDER,
+    wal_folder,
+)
 from lastword.folder.steps import reached
 from lastword.maintenance.backup import belongings, manifest, wals
 from lastword.maintenance.backup.manifest import Manifest, SavedTopic, SavedWal
 from lastword.maintenance.backup.place import Piece, Place, chunks_of
 from lastword.segments.fileio import FileTree, SyncedFileIO
 from lastword.segments.foreign import FAILURES, mapped
-from lastword.segments.storage import CONFIG_FILE, FORMAT, FORMAT_FILE, RESTORING_FILE
+from lastword.segments.storage import FORMAT
 from lastword.segments.table import Segment, SegmentCatalog
 
 _MAY_BE_THERE = (CONFIG_FILE, LOCKS_FOLDER, RUN_FOLDER, f"{RESTORING_FILE}.tmp")

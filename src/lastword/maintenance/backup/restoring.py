@@ -9,6 +9,7 @@ from pathlib import Path
 from lastword.clock import Clock, SystemClock
 from lastword.config import BrokerConfig
 from lastword.errors import InvalidError
+from lastword.folder.paths import CONFIG_FILE
 from lastword.maintenance.backup import restore as steps_of
 from lastword.maintenance.backup import settings
 from lastword.maintenance.backup.make import load_all
@@ -17,7 +18,7 @@ from lastword.maintenance.backup.place import open_place
 from lastword.maintenance.backup.restore import Restore, RestoreReport, Target
 from lastword.maintenance.ownership import Ownership
 from lastword.segments.fileio import io_properties
-from lastword.segments.storage import CONFIG_FILE, Storage, load_config
+from lastword.segments.storage import Storage, load_config
 
 Config = BrokerConfig | Mapping[str, object] | str | Path
 

@@ -23,6 +23,7 @@ from uuid import UUID
 from lastword.clock import new_uuid
 from lastword.errors import CorruptError, UnavailableError
 from lastword.folder import disk
+from lastword.folder.paths import WRITER_FILE
 from lastword.folder.steps import reached
 from lastword.maintenance.backup.manifest import SavedWal
 from lastword.maintenance.backup.place import CHUNK_BYTES, Piece, Place, put
@@ -109,9 +110,9 @@ def _look(folder: Path) -> tuple[WriterCheckpoint, int, int] | None:
         if checkpoint is None:
             if list(folder.glob("wal.*.log")):
                 raise CorruptError(
-                    f"{folder / checkpoints.WRITER_FILE} is missing or damaged, and WAL files are beside it. "
+                    f"{folder / WRITER_FILE} is missing or damaged, and WAL files are beside it. "
                     f"Opening the log as its writer makes it anew.",
-                    path=str(folder / checkpoints.WRITER_FILE),
+                    path=str(folder / WRITER_FILE),
                 )
             return None
         active = checkpoint.active
