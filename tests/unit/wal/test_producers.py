@@ -12,6 +12,7 @@ from tests.support.logs import abandon, open_log
 from lastword import batch
 from lastword.batch import BatchHeader
 from lastword.errors import FencedProducerError, OutOfOrderSequenceError, WriteFailedError
+from lastword.folder.paths import PRODUCERS_FILE
 from lastword.log import Log
 from lastword.record import NewRecord
 from lastword.wal import producers
@@ -134,7 +135,7 @@ def test_the_deleter_leaves_files_that_are_still_needed(tmp_path: Path, clock: M
         topic.seal()
         (wal,) = topic.local_wals()
         assert wal.producers_saved_to == 2
-        saved = wal.folder / producers.FILE_NAME
+        saved = wal.folder / PRODUCERS_FILE
         saved.write_text(saved.read_text().replace('"offset":2', '"offset":1'))
         report = log.run_retention(steps=["delete"])
         assert [each.file.first_offset for each in report.wal.deletions] == [0]
@@ -193,7 +194,7 @@ def test_a_file_that_can_not_be_read_is_made_anew_from_the_wal(tmp_path: Path, c
     for _ in range(3):
         topic.roll(due_only=False)
         topic.append("k", "v")
-    (topic.writer(0).folder / producers.FILE_NAME).write_text("{")
+    (topic.writer(0).folder / PRODUCERS_FILE).write_text("{")
     abandon(log)
     with open_log(tmp_path / "data", clock) as log:
         assert stage(log, 0).is_duplicate
