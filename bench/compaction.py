@@ -24,8 +24,9 @@ import numpy as np
 import lastword
 from bench.support import Results, console, keys_of, median, rows_of, timed, usage, values_of
 from lastword.compaction.engine import InlineEngine
-from lastword.compaction.job import Compactor, Target
+from lastword.compaction.job import Compactor
 from lastword.compaction.spark import SparkEngine
+from lastword.compaction.target import Target
 from lastword.log import Log
 from lastword.segments.table import Segment, TopicInfo
 
@@ -320,8 +321,8 @@ class Bench:
         from dataclasses import replace
 
         from lastword.compaction import kernels
-        from lastword.compaction.job import plan_target
         from lastword.compaction.survivors import Survivors
+        from lastword.compaction.target import plan_target
 
         segments = self.write(data)
         row: dict[str, list[float]] = {}

@@ -11,14 +11,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lastword.clock import monotonic_s
-from lastword.compaction import plan
-from lastword.compaction.holds import ReaderPosition, Uptime, hold_of
+from lastword.compaction.holds import ReaderPosition, Uptime
 from lastword.config import is_internal
 from lastword.config.keys import TOPIC_KEYS
 from lastword.errors import InvalidError, LastwordError
@@ -93,7 +93,7 @@ class Overview:
             failing = _failing(self._log.path)
             names = [name for name in self._log.catalog_names() if not is_internal(name)]
             visited = self._log.visit(
-                lambda name: _row(self._log, self._log.topic(name), now_ms, downtimes, failing.get(name, [])),
+                lambda name: _row(self._log.topic(name), now_ms, downtimes, failing.get(name, [])),
                 names,
             )
             unreadable = {name: self._unreadable(name, error) for name, error in visited.problems.items()}
@@ -139,15 +139,12 @@ def _segments(topic: Topic) -> tuple[Snapshot, list[Segment]]:
     return look_again(attempt)
 
 
-def _row(
-    log: Log, topic: Topic, now_ms: int, downtimes: Sequence[tuple[int, int]], problems: list[str]
-) -> Data:
+def _row(topic: Topic, now_ms: int, downtimes: Sequence[tuple[int, int]], problems: list[str]) -> Data:
     snapshot, segments = _segments(topic)
-    due, ratio = _due(log, topic, snapshot, segments, now_ms, downtimes)
-    ends = _log_ends(topic, snapshot)
+    assessed = look_again(lambda: topic.assess(downtimes=downtimes))
+    views = [each.view for each in assessed]
     unsealed = sum(
-        max(0, end - max(at.sealed_end, at.log_start))
-        for end, at in zip(ends, snapshot.positions, strict=False)
+        max(0, view.log_end - max(view.positions.sealed_end, view.positions.log_start)) for view in views
     )
     runs = [at.last_run for at in snapshot.positions if at.last_run is not None]
     waiting_ms, wal_bytes = _local(topic, snapshot, now_ms)
@@ -161,8 +158,10 @@ def _row(
         "segments": len(segments),
         "sealed_bytes": sum(segment.size_bytes for segment in segments),
         "wal_bytes": wal_bytes,
-        "dirty_ratio": ratio,
-        "due": due,
+        "dirty_ratio": max(
+            (each.dirty_ratio for each in assessed if each.dirty_ratio is not None), default=None
+        ),
+        "due": Counter(each.plan.reason for each in assessed if each.plan is not None),
         "last_run_ms": max((run.time_ms for run in runs), default=None),
         "reclaimed_bytes": sum(run.reclaimed_bytes for run in runs),
         "tiering_lag_ms": waiting_ms,
@@ -196,57 +195,6 @@ def _local(topic: Topic, snapshot: Snapshot, now_ms: int) -> tuple[int, int]:
     return waiting_ms, size_bytes
 
 
-def _log_ends(topic: Topic, snapshot: Snapshot) -> list[int]:
-    """From the writers' memory, where there are writers."""
-    if topic.writers():
-        return [writer.visible_end for writer in topic.writers()]
-    ends = topic.extents()
-    return [ends[partition].log_end for partition in range(len(snapshot.positions)) if partition in ends]
-
-
-def _due(
-    log: Log,
-    topic: Topic,
-    snapshot: Snapshot,
-    segments: Sequence[Segment],
-    now_ms: int,
-    downtimes: Sequence[tuple[int, int]],
-) -> tuple[Data, float | None]:
-    """Why partitions are due, and how many by each reason; and the highest dirty ratio."""
-    settings = topic.settings
-    by_partition = _by_partition(segments)
-    if not by_partition:
-        return {}, 0.0 if settings.compacts else None
-    readers = committed_positions(log.path, topic.id.hex)
-    views = [
-        plan.PartitionView(
-            partition=partition,
-            positions=snapshot.positions[partition],
-            segments=tuple(own),
-            log_end=snapshot.positions[partition].sealed_end,
-            hold=hold_of(
-                partition,
-                readers,
-                downtimes,
-                hold_ms=log.config.reader_hold_ms,
-                hold_max_ms=log.config.reader_hold_max_ms,
-                now_ms=now_ms,
-            ),
-        )
-        for partition, own in by_partition.items()
-    ]
-    reasons: dict[str, int] = {}
-    for each in plan.propose(topic.name, views, settings, now_ms):
-        reasons[each.reason] = reasons.get(each.reason, 0) + 1
-    if not settings.compacts:
-        return reasons, None
-    ratios = (
-        plan.dirty_ratio(own, snapshot.positions[partition], settings, now_ms)
-        for partition, own in by_partition.items()
-    )
-    return reasons, max(ratios, default=0.0)
-
-
 def _by_partition(segments: Iterable[Segment]) -> dict[int, list[Segment]]:
     found: dict[int, list[Segment]] = {}
     for segment in segments:
@@ -268,10 +216,10 @@ def layout(log: Log, name: str, *, estimates: bool = False) -> Data:
     by_partition = _by_partition(segments)
     garbage = _garbage(topic, by_partition) if estimates and len(segments) <= MOST_FOOTERS else {}
     wals = {wal.partition: wal for wal in topic.local_wals()}
-    ends = _log_ends(topic, snapshot)
+    ends = topic.log_ends()
     groups = group_positions(log.path, topic.id.hex)
     readers = committed_positions(log.path, topic.id.hex)
-    row = _row(log, topic, now_ms, Uptime(log.path).downtimes(now_ms), _failing(log.path).get(name, []))
+    row = _row(topic, now_ms, Uptime(log.path).downtimes(now_ms), _failing(log.path).get(name, []))
     return {
         **row,
         "now_ms": now_ms,
@@ -285,7 +233,7 @@ def layout(log: Log, name: str, *, estimates: bool = False) -> Data:
                 "log_start": at.log_start,
                 "first_dirty": at.first_dirty,
                 "sealed_end": at.sealed_end,
-                "log_end": ends[partition] if partition < len(ends) else at.sealed_end,
+                "log_end": ends.get(partition, at.sealed_end),
                 "records": sum(each.records for each in by_partition.get(partition, ())),
                 "segment_count": len(by_partition.get(partition, ())),
                 "sealed_bytes": sum(each.size_bytes for each in by_partition.get(partition, ())),
@@ -346,10 +294,10 @@ def _garbage(topic: Topic, by_partition: dict[int, list[Segment]]) -> dict[str, 
     return found
 
 
-def _file(file: LocalFile, ends: Sequence[int], partition: int) -> Data:
+def _file(file: LocalFile, ends: Mapping[int, int], partition: int) -> Data:
     end = file.end_offset
     if end is None:
-        end = ends[partition] if partition < len(ends) else file.first_offset
+        end = ends.get(partition, file.first_offset)
     return {
         "first_offset": file.first_offset,
         "end_offset": end,

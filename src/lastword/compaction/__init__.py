@@ -3,6 +3,7 @@
 strategy.py       which record of a key wins
 rules.py          which records of a partition stay, as data
 plan.py           what is due, and why: pure functions of metadata, settings and the time
+target.py         a topic as planning sees it; whether a partition is due, and why
 holds.py          which readers still need tombstones
 unit.py           what one compaction of one partition is given, and what it gives back
 keyset.py         the exact set of the keys seen so far

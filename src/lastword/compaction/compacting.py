@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lastword.clock import Clock, monotonic_s
 from lastword.compaction.engine import Engine
-from lastword.compaction.holds import ReaderPosition, Uptime, hold_of
-from lastword.compaction.job import CompactionReport, PartitionReport, Target, plan_target, topic_failed
+from lastword.compaction.holds import Uptime
+from lastword.compaction.job import CompactionReport, PartitionReport, topic_failed
 from lastword.compaction.plan import PartitionPlan
 from lastword.compaction.service import (
     CompactionRequest,
@@ -22,7 +22,8 @@ from lastword.compaction.service import (
     check_service,
     load_factory,
 )
-from lastword.config import BrokerConfig, TopicSettings
+from lastword.compaction.target import Target, plan_target
+from lastword.config import BrokerConfig
 from lastword.errors import LastwordError
 from lastword.folder.leases import LeaseKeeper
 from lastword.folder.paths import spark_log
@@ -30,16 +31,13 @@ from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
 
-TopicParts = tuple[SegmentTable, TopicSettings, dict[int, int], list[ReaderPosition]]
-"""A topic's table, settings, log ends, and where its named readers stand."""
-
 
 class Compaction:
     """The compaction of a log's topics. The service is loaded and started with its first use."""
 
     def __init__(
         self,
-        parts: Callable[[str], TopicParts],
+        target: Callable[[str], Target],
         table: Callable[[str], SegmentTable],
         *,
         config: BrokerConfig,
@@ -47,7 +45,7 @@ class Compaction:
         clock: Clock,
         leases: LeaseKeeper,
     ) -> None:
-        self._parts = parts
+        self._target = target
         self._table = table
         self._config = config
         self._clock = clock
@@ -181,27 +179,3 @@ class Compaction:
             self._factory.close()
         if errors:
             raise errors[0]
-
-    def _target(self, topic: str) -> Target:
-        table, settings, log_ends, readers = self._parts(topic)
-        now_ms = self._clock.now_ms()
-        downtimes = self._uptime.downtimes(now_ms)
-        holds = {
-            partition: hold_of(
-                partition,
-                readers,
-                downtimes,
-                hold_ms=self._config.reader_hold_ms,
-                hold_max_ms=self._config.reader_hold_max_ms,
-                now_ms=now_ms,
-            )
-            for partition in log_ends
-        }
-        return Target(
-            topic=topic,
-            table=table,
-            settings=settings,
-            log_ends=log_ends,
-            holds=holds,
-            look_again=lambda: self._target(topic),
-        )

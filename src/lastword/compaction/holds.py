@@ -16,6 +16,9 @@ from lastword.folder import state_file
 from lastword.folder.paths import UPTIME_FILE
 
 _DOWN_AFTER_MS = 15 * 60 * 1000
+Downtimes = Sequence[tuple[int, int]]
+"""When nothing maintained the log: from, until."""
+
 _KEPT_MS = 90 * 24 * 3600 * 1000
 
 
@@ -32,7 +35,7 @@ class ReaderPosition:
 def hold_of(
     partition: int,
     readers: Sequence[ReaderPosition],
-    downtimes: Sequence[tuple[int, int]],
+    downtimes: Downtimes,
     *,
     hold_ms: int,
     hold_max_ms: int,
@@ -53,7 +56,7 @@ def hold_of(
 def active_readers(
     partition: int,
     readers: Sequence[ReaderPosition],
-    downtimes: Sequence[tuple[int, int]],
+    downtimes: Downtimes,
     *,
     hold_ms: int,
     now_ms: int,
@@ -66,7 +69,7 @@ def active_readers(
     ]
 
 
-def _active_for(reader: ReaderPosition, downtimes: Sequence[tuple[int, int]], now_ms: int) -> int:
+def _active_for(reader: ReaderPosition, downtimes: Downtimes, now_ms: int) -> int:
     down_ms = sum(max(0, min(end, now_ms) - max(start, reader.active_ms)) for start, end in downtimes)
     return now_ms - reader.active_ms - down_ms
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lastword import metrics
@@ -27,8 +27,9 @@ from lastword.compaction import plan as planning
 from lastword.compaction import rules as rule
 from lastword.compaction.engine import Engine, Failure, Job, Result, TooLarge, next_way
 from lastword.compaction.kernels import read_progress
-from lastword.compaction.plan import PartitionPlan, PartitionView, Reason, Way
-from lastword.compaction.rules import OldestTombstones, ReaderHold
+from lastword.compaction.plan import PartitionPlan, Reason, Way
+from lastword.compaction.rules import OldestTombstones
+from lastword.compaction.target import Target, plan_target
 from lastword.compaction.unit import Outcome, Unit
 from lastword.config import BrokerConfig, TopicSettings
 from lastword.errors import ConflictError, LastwordError, UnavailableError
@@ -41,7 +42,6 @@ from lastword.segments.table import (
     Positions,
     Segment,
     SegmentGoneError,
-    SegmentTable,
     Snapshot,
     check_not_deleted,
     retry_on_conflict,
@@ -55,21 +55,6 @@ WAVE_BYTES = 256 << 20
 
 Progress = Callable[[int, int, int, int], None]
 """Called with records done, records in all, bytes done and bytes in all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A topic to compact, with what only the log knows of it: how far each partition has come, and who reads it."""
-
-    topic: str
-    table: SegmentTable
-    settings: TopicSettings
-    log_ends: Mapping[int, int]
-    holds: Mapping[int, ReaderHold] = field(default_factory=dict)
-    looked_ms: int | None = None
-    """When `log_ends` were read, or before; None: just now."""
-    look_again: Callable[[], Target] | None = None
-    """A fresh look at all of this; None: it holds as long as the run lasts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,43 +145,6 @@ def topic_failed(topic: str, error: Exception) -> tuple[str, str]:
     logger.error("compaction of %s failed: %s", topic, why)
     metrics.COMPACTION_ERRORS.labels(topic).inc()
     return topic, why
-
-
-def plan_target(
-    target: Target,
-    *,
-    clock: Clock,
-    partitions: Sequence[int] | None = None,
-    asked_for: bool = False,
-    force: bool = False,
-    estimates: bool = False,
-) -> list[PartitionPlan]:
-    """What is due in a topic now. With `estimates`, also what it would reclaim, from the segments' sketches."""
-    now_ms = clock.now_ms()
-    snapshot = target.table.snapshot()
-    segments = target.table.plan(snapshot)
-    views = [
-        PartitionView(
-            partition=partition,
-            positions=at,
-            segments=tuple(segment for segment in segments if segment.partition == partition),
-            log_end=target.log_ends.get(partition, at.sealed_end),
-            hold=target.holds.get(partition, ReaderHold()),
-            looked_ms=target.looked_ms,
-        )
-        for partition, at in enumerate(snapshot.positions)
-        if partitions is None or partition in partitions
-    ]
-    by_records = target.settings.dirty_ratio_basis == "records"
-    return planning.propose(
-        snapshot.topic.name,
-        views,
-        target.settings,
-        now_ms,
-        distinct=Sketches(target.table.files).distinct_keys if estimates or by_records else None,
-        asked_for=asked_for,
-        force=force,
-    )
 
 
 def unit_of(

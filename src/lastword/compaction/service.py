@@ -23,9 +23,9 @@ from lastword.compaction.job import (
     Compactor,
     PartitionReport,
     Progress,
-    Target,
     topic_failed,
 )
+from lastword.compaction.target import Target
 from lastword.config import BrokerConfig
 from lastword.errors import InvalidConfigError, LastwordError, UnavailableError, UnknownPartitionError
 from lastword.folder.leases import LeaseKeeper

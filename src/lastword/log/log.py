@@ -54,7 +54,6 @@ from lastword.maintenance.ownership import Confirmer, Ownership, foreign_error, 
 from lastword.maintenance.repairing import RepairPlan
 from lastword.maintenance.retention import RetentionPlan
 from lastword.maintenance.takeover import TakenOver
-from lastword.reading.readers import committed_positions
 from lastword.segments.fileio import io_properties, warehouse_uri
 from lastword.segments.listing import TopicListing, UnreadableTopic, Visited, visit
 from lastword.segments.storage import Storage, check_folder, load_config
@@ -72,8 +71,9 @@ from lastword.wal.flusher import Flusher
 from lastword.wal.writer import PartitionWriter
 
 if TYPE_CHECKING:
-    from lastword.compaction.compacting import Compaction, TopicParts
+    from lastword.compaction.compacting import Compaction
     from lastword.compaction.job import CompactionReport
+    from lastword.compaction.target import Target
     from lastword.folder.intents import Intent
     from lastword.maintenance.backup.make import BackupReport
     from lastword.maintenance.erase import EraseReport
@@ -762,7 +762,7 @@ class Log:
                 from lastword.compaction.compacting import Compaction
 
                 self._compaction = Compaction(
-                    self._compaction_parts,
+                    self._compaction_target,
                     self._load,
                     config=self.config,
                     data_folder=self.path,
@@ -904,11 +904,9 @@ class Log:
             return self.own_topics()
         return [self.topic(name).name for name in topics]
 
-    def _compaction_parts(self, name: str) -> TopicParts:
+    def _compaction_target(self, name: str) -> Target:
         topic = self.topic(name)
-        table = self._load(name)
-        log_ends = {partition: extent.log_end for partition, extent in topic.extents().items()}
-        return table, topic.settings, log_ends, committed_positions(self.path, topic.id.hex)
+        return replace(topic.target(self._load(name)), look_again=lambda: self._compaction_target(name))
 
     def _looked_at_again(self, topic: Topic) -> Topic | None:
         """The topic as another process may have changed it; None if it is gone, or another one now."""

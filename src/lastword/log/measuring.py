@@ -52,17 +52,16 @@ def look(topic: Topic, table: SegmentTable, now_ms: int) -> Look:
     settings, name = topic.settings, topic.name
     snapshot = table.snapshot()
     wals = topic.local_wals()
-    ends = {partition: extent.log_end for partition, extent in topic.extents().items()}
     sealed_bytes = 0
-    for partition, at in enumerate(snapshot.positions):
-        labels = (name, str(partition))
-        segments = table.plan(snapshot, partition)
+    for each in topic.assess(table=table, snapshot=snapshot):
+        at, segments = each.view.positions, each.view.segments
+        labels = (name, str(each.view.partition))
         sealed_bytes += sum(segment.size_bytes for segment in segments)
-        unsealed = ends.get(partition, at.sealed_end) - max(at.sealed_end, at.log_start)
+        unsealed = each.view.log_end - max(at.sealed_end, at.log_start)
         found[metrics.UNSEALED_RECORDS][labels] = max(0, unsealed)
-        if not settings.compacts:
+        if each.dirty_ratio is None:
             continue
-        found[metrics.DIRTY_RATIO][labels] = plan.dirty_ratio(segments, at, settings, now_ms)
+        found[metrics.DIRTY_RATIO][labels] = each.dirty_ratio
         ready = plan.compactable(segments, settings, now_ms)
         dirty_ms = [each.min_timestamp_ms for each in ready if each.last_offset >= at.first_dirty]
         overdue_ms = 0

@@ -19,7 +19,8 @@ from lastword.batch import Compression
 from lastword.batch.partitioner import Turns, partition_of, partitions_of
 from lastword.clock import Clock
 from lastword.compaction import plan
-from lastword.compaction.holds import Uptime, active_readers, hold_of
+from lastword.compaction.holds import Downtimes, Uptime, active_readers, hold_of
+from lastword.compaction.target import Assessment, Target, assess
 from lastword.config import (
     BrokerConfig,
     EffectiveSetting,
@@ -814,6 +815,47 @@ class Topic:
         distinct = Sketches(self._table.files).distinct_keys if estimates else None
         return look_again(lambda: self._describe(self._table.snapshot(), distinct))
 
+    def target(self, table: SegmentTable | None = None, downtimes: Downtimes | None = None) -> Target:
+        """What planning looks at: the table, the settings, how far each partition has come and who reads it."""
+        now_ms = self._clock.now_ms()
+        readers = committed_positions(self._data_folder, self.id.hex)
+        if downtimes is None:
+            downtimes = Uptime(self._data_folder).downtimes(now_ms)
+        log_ends = self.log_ends()
+        return Target(
+            topic=self.name,
+            table=table or self._table,
+            settings=self._settings,
+            log_ends=log_ends,
+            holds={
+                partition: hold_of(
+                    partition,
+                    readers,
+                    downtimes,
+                    hold_ms=self._config.reader_hold_ms,
+                    hold_max_ms=self._config.reader_hold_max_ms,
+                    now_ms=now_ms,
+                )
+                for partition in log_ends
+            },
+        )
+
+    def log_ends(self) -> dict[int, int]:
+        """The log end of each partition: from the writers' memory where there are writers."""
+        if self._writers:
+            return {partition: writer.visible_end for partition, writer in enumerate(self._writers)}
+        return {partition: extent.log_end for partition, extent in self.extents().items()}
+
+    def assess(
+        self,
+        *,
+        table: SegmentTable | None = None,
+        snapshot: Snapshot | None = None,
+        downtimes: Downtimes | None = None,
+    ) -> list[Assessment]:
+        """How dirty each partition is, and the run that is due, if one is: as the worker will find it."""
+        return assess(self.target(table, downtimes), clock=self._clock, snapshot=snapshot)
+
     def _describe(self, snapshot: Snapshot, distinct: plan.Distinct | None) -> TopicDescription:
         policy = next(
             each.value
@@ -828,16 +870,15 @@ class Topic:
             wal_folder=str(self._wal_folder(0).parent),
             settings=tuple(self._config.explain(self.name, self._info.config)),
             partitions=tuple(
-                self._describe_partition(each, snapshot, distinct) for each in range(len(snapshot.positions))
+                self._describe_partition(each, snapshot, distinct) for each in self.assess(snapshot=snapshot)
             ),
             readers=tuple(reader_names(self._data_folder, self.id.hex)),
         )
 
     def _describe_partition(
-        self, partition: int, snapshot: Snapshot, distinct: plan.Distinct | None
+        self, assessed: Assessment, snapshot: Snapshot, distinct: plan.Distinct | None
     ) -> PartitionDescription:
-        at = snapshot.positions[partition]
-        segments = self._table.plan(snapshot, partition)
+        partition, at, segments = assessed.view.partition, assessed.view.positions, assessed.view.segments
         local = deleter.look(
             self.name,
             partition,
@@ -848,7 +889,6 @@ class Topic:
         saved = checkpoints.load_writer(self._wal_folder(partition))
         extent = self._partition_reader(partition).extent(snapshot)
         now_ms = self._clock.now_ms()
-        ratio = plan.dirty_ratio(segments, at, self._settings, now_ms, distinct)
         problem = self._writers[partition].failed if partition < len(self._writers) else None
         if problem is None and saved is not None and saved.damage:
             first = saved.damage[0]
@@ -869,8 +909,8 @@ class Topic:
             wal_start=local.files[0].first_offset if local else at.sealed_end,
             wal_files=len(local.files) if local else 0,
             wal_bytes=local.size_bytes if local else 0,
-            dirty_ratio=ratio if self._settings.compacts else None,
-            due=self._due(partition, snapshot, extent.log_end, distinct),
+            dirty_ratio=assessed.dirty_ratio,
+            due=None if assessed.plan is None else assessed.plan.reason,
             estimate=plan.estimate(plan.compactable(segments, self._settings, now_ms), distinct)
             if distinct is not None and self._settings.compacts
             else None,
@@ -878,26 +918,6 @@ class Topic:
             leader_epoch=epochs[-1][0] if epochs else 0,
             problem=problem,
         )
-
-    def _due(
-        self, partition: int, snapshot: Snapshot, log_end: int, distinct: plan.Distinct | None
-    ) -> str | None:
-        view = plan.PartitionView(
-            partition=partition,
-            positions=snapshot.positions[partition],
-            segments=tuple(self._table.plan(snapshot, partition)),
-            log_end=log_end,
-            hold=hold_of(
-                partition,
-                committed_positions(self._data_folder, self.id.hex),
-                Uptime(self._data_folder).downtimes(self._clock.now_ms()),
-                hold_ms=self._config.reader_hold_ms,
-                hold_max_ms=self._config.reader_hold_max_ms,
-                now_ms=self._clock.now_ms(),
-            ),
-        )
-        plans = plan.propose(self.name, [view], self._settings, self._clock.now_ms(), distinct=distinct)
-        return plans[0].reason if plans else None
 
     def _seal(
         self,

@@ -12,8 +12,9 @@ from tests.support.compaction_model import Policy
 from tests.support.logs import segment_files
 
 from lastword.compaction.engine import Failure, InlineEngine, Job, Result, TooLarge
-from lastword.compaction.job import Compactor, Target
+from lastword.compaction.job import Compactor
 from lastword.compaction.plan import Way
+from lastword.compaction.target import Target
 from lastword.config import BrokerConfig
 from lastword.folder.leases import live_leases
 from lastword.record import NewRecord
