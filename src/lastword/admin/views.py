@@ -136,12 +136,12 @@ def _segments(topic: Topic) -> tuple[Snapshot, list[Segment]]:
         snapshot = topic.table.snapshot()
         return snapshot, topic.table.plan(snapshot)
 
-    return look_again(attempt)
+    return look_again(attempt, f"Topic {topic.name!r}")
 
 
 def _row(topic: Topic, now_ms: int, downtimes: Sequence[tuple[int, int]], problems: list[str]) -> Data:
     snapshot, segments = _segments(topic)
-    assessed = look_again(lambda: topic.assess(downtimes=downtimes))
+    assessed = look_again(lambda: topic.assess(downtimes=downtimes), f"Topic {topic.name!r}")
     views = [each.view for each in assessed]
     unsealed = sum(
         max(0, view.log_end - max(view.positions.sealed_end, view.positions.log_start)) for view in views

@@ -30,8 +30,8 @@ from lastword.config import BrokerConfig
 from lastword.errors import InvalidConfigError, LastwordError, UnavailableError, UnknownPartitionError
 from lastword.folder.leases import LeaseKeeper
 from lastword.record import Record
-from lastword.segments.rows import ATTEMPTS, clip, to_records, with_partition
-from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
+from lastword.segments.rows import clip, to_records, with_partition
+from lastword.segments.table import SegmentTable, Snapshot, look_again
 
 logger = logging.getLogger(__name__)
 
@@ -307,17 +307,13 @@ class EngineService:
         pass
 
     def _looking(self, partition: int, look: Callable[[SegmentTable, Snapshot], T]) -> T:
-        """What a look at the table gives. A file that goes meanwhile has been compacted away: look again."""
-        if self._table is None:
-            self._table = self._factory.context.table(self._topic)
-        for _ in range(ATTEMPTS):
-            snapshot = self._table.snapshot()
+        """What a look at the table gives."""
+        table = self._table = self._table or self._factory.context.table(self._topic)
+
+        def attempt() -> T:
+            snapshot = table.snapshot()
             if not 0 <= partition < len(snapshot.positions):
                 raise UnknownPartitionError(f"Topic {self._topic!r} has no partition {partition}.")
-            try:
-                return look(self._table, snapshot)
-            except SegmentGoneError as error:
-                gone = error
-        raise UnavailableError(
-            f"Partition {partition} of {self._topic!r} changed {ATTEMPTS} times while it was read: {gone}"
-        )
+            return look(table, snapshot)
+
+        return look_again(attempt, f"Partition {partition} of {self._topic!r}")

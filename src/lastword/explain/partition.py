@@ -26,7 +26,6 @@ from lastword.compaction.rules import ReaderHold
 from lastword.compaction.survivors import milliseconds
 from lastword.compaction.unit import Unit
 from lastword.config import TopicSettings
-from lastword.errors import UnavailableError
 from lastword.explain import words
 from lastword.explain.contest import Found, contest, spared
 from lastword.explain.look import Look, PlacedSegment, Sealing, look
@@ -36,9 +35,9 @@ from lastword.reading.reader import PartitionReader
 from lastword.record import NO_TIMESTAMP_MS, TimestampType
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment
-from lastword.segments.rows import ATTEMPTS
 from lastword.segments.sketch import Sketches
-from lastword.segments.table import Segment, SegmentGoneError, SegmentTable, Snapshot
+from lastword.segments.table import Segment, SegmentTable, Snapshot, look_again
+from lastword.wal.reader import OffsetGoneError
 
 _COLUMNS = ["offset", "timestamp", "timestamp_type", "key", "value"]
 
@@ -100,21 +99,21 @@ def explain_partition(
 ) -> PartitionExplanation:
     """Explain records of a partition for a run that begins now; `watch` is given its work, if there is a run."""
     table = reader.table
-    for _ in range(ATTEMPTS):
+
+    def attempt() -> PartitionExplanation:
         snapshot = table.snapshot()
-        try:
-            with (
-                reader.pin(snapshot),
-                tempfile.TemporaryDirectory(prefix="lastword-explain-") as folder,
-            ):
-                scratch = replace(table.files, location=Path(folder).as_uri())
-                found = _explain(table, snapshot, reader.partition, scratch, known, question, clock(), watch)
-                if found.problem is None or table.snapshot().id == snapshot.id:
-                    return found
-                # What was missing in the WAL may have been sealed meanwhile.
-        except SegmentGoneError:
-            continue
-    raise UnavailableError(f"Partition {reader.partition} changed {ATTEMPTS} times while it was looked at.")
+        with (
+            reader.pin(snapshot),
+            tempfile.TemporaryDirectory(prefix="lastword-explain-") as folder,
+        ):
+            scratch = replace(table.files, location=Path(folder).as_uri())
+            found = _explain(table, snapshot, reader.partition, scratch, known, question, clock(), watch)
+            if found.problem is None or table.snapshot().id == snapshot.id:
+                return found
+        # What was missing in the WAL may have been sealed meanwhile.
+        raise OffsetGoneError(found.problem)
+
+    return look_again(attempt, f"Partition {reader.partition}")
 
 
 def _explain(

@@ -588,7 +588,9 @@ class Log:
         self._check_open()
         now_ms = self._clock.now_ms()
         visited = self.visit(
-            lambda name: look_again(lambda: look(self.topic(name), self._load(name), now_ms))
+            lambda name: look_again(
+                lambda: look(self.topic(name), self._load(name), now_ms), f"Topic {name!r}"
+            )
         )
         self._measures.take(visited.found.values(), names=[*visited.found, *visited.problems])
         for name, error in visited.problems.items():

@@ -813,7 +813,7 @@ class Topic:
         With `estimates` also what compaction would reclaim: the footer of every segment's file is read for it.
         """
         distinct = Sketches(self._table.files).distinct_keys if estimates else None
-        return look_again(lambda: self._describe(self._table.snapshot(), distinct))
+        return look_again(lambda: self._describe(self._table.snapshot(), distinct), f"Topic {self.name!r}")
 
     def target(self, table: SegmentTable | None = None, downtimes: Downtimes | None = None) -> Target:
         """What planning looks at: the table, the settings, how far each partition has come and who reads it."""

@@ -14,16 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lastword.errors import UnavailableError
 from lastword.log.topic import Topic
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
 from lastword.reading.state import at_offsets
 from lastword.reading.timetravel import AsOf, View
 from lastword.record import Record
-from lastword.segments.rows import ATTEMPTS, with_partition
-from lastword.segments.table import SegmentGoneError
-from lastword.wal.reader import OffsetGoneError
+from lastword.segments.rows import with_partition
+from lastword.segments.table import look_again
 
 T = TypeVar("T")
 Rank = TypeVar("Rank", int, bytes)
@@ -43,14 +41,12 @@ def look(
         readers = topic.partition_readers() if partition is None else [topic.partition_reader(partition)]
         for reader in readers:
             opened.callback(reader.close)
-        for _ in range(ATTEMPTS):
-            try:
-                with ExitStack() as pinned:
-                    return act([_source(reader, as_of, pinned) for reader in readers])
-            except (SegmentGoneError, OffsetGoneError):
-                # Sealing or retention moved the records meanwhile: look again.
-                continue
-    raise UnavailableError(f"{topic.name} changed {ATTEMPTS} times while it was read.")
+
+        def attempt() -> T:
+            with ExitStack() as pinned:
+                return act([_source(reader, as_of, pinned) for reader in readers])
+
+        return look_again(attempt, f"Topic {topic.name!r}")
 
 
 def _source(reader: PartitionReader, as_of: AsOf | None, pinned: ExitStack) -> Source:

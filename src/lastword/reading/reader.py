@@ -22,18 +22,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from lastword.errors import CorruptError, OffsetOutOfRangeError, StorageError, UnavailableError
+from lastword.errors import CorruptError, OffsetOutOfRangeError, StorageError
 from lastword.folder.leases import LeaseKeeper
 from lastword.record import NO_TIMESTAMP_MS
 from lastword.segments.rows import (
-    ATTEMPTS,
     clip,
     first_not_older,
     last_offset,
     latest_timestamp_ms,
     with_partition,
 )
-from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
+from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot, look_again
 from lastword.wal.reader import OffsetGoneError, WalReader, decode
 from lastword.wal.repair import DamagedRange
 
@@ -140,15 +139,12 @@ class PartitionReader:
         return self._searched(self._find_latest)
 
     def _searched(self, search: Callable[[Snapshot], tuple[int, int] | None]) -> tuple[int, int] | None:
-        for _ in range(ATTEMPTS):
+        def attempt() -> tuple[int, int] | None:
             snapshot = self.table.snapshot()
-            try:
-                with self.pin(snapshot):
-                    return search(snapshot)
-            except (SegmentGoneError, OffsetGoneError):
-                # Sealing or retention moved the records meanwhile: look again.
-                continue
-        raise UnavailableError(f"Partition {self.partition} changed {ATTEMPTS} times while it was searched.")
+            with self.pin(snapshot):
+                return search(snapshot)
+
+        return look_again(attempt, f"Partition {self.partition}")
 
     def _find_time(self, snapshot: Snapshot, timestamp_ms: int) -> tuple[int, int] | None:
         extent = self.extent(snapshot)

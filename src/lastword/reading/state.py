@@ -14,14 +14,11 @@ import pyarrow as pa
 
 from lastword.compaction import strategy
 from lastword.config import TopicSettings
-from lastword.errors import UnavailableError
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import AsOf, View
 from lastword.record import RECORD_SCHEMA
-from lastword.segments.rows import ATTEMPTS
-from lastword.segments.table import SegmentGoneError
-from lastword.wal.reader import OffsetGoneError
+from lastword.segments.table import look_again
 
 MERGE_BYTES = 256 << 20
 """So much of keys and versions is gathered before the losers among them are dropped."""
@@ -85,15 +82,12 @@ def once_each(winners: pa.Table) -> pa.Table:
 
 
 def _partition_state(reader: PartitionReader, settings: TopicSettings, as_of: AsOf | None) -> pa.Table:
-    for _ in range(ATTEMPTS):
+    def attempt() -> pa.Table:
         view = timetravel.view_now(reader) if as_of is None else timetravel.view_as_of(reader, as_of)
-        try:
-            with reader.pin(view.snapshot):
-                return _winning_rows(reader, settings, view)
-        except (SegmentGoneError, OffsetGoneError):
-            # Sealing or retention moved the records meanwhile: look again.
-            continue
-    raise UnavailableError(f"Partition {reader.partition} changed {ATTEMPTS} times while its state was read.")
+        with reader.pin(view.snapshot):
+            return _winning_rows(reader, settings, view)
+
+    return look_again(attempt, f"Partition {reader.partition}")
 
 
 def _winning_rows(reader: PartitionReader, settings: TopicSettings, view: View) -> pa.Table:

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from lastword.errors import InvalidError, UnavailableError
+from lastword.errors import InvalidError
 from lastword.reading.reader import PartitionReader
 from lastword.record_json import time_text
-from lastword.segments.rows import ATTEMPTS, clip, first_not_older, with_partition
-from lastword.segments.table import Positions, Segment, SegmentGoneError, Snapshot
+from lastword.segments.rows import clip, first_not_older, with_partition
+from lastword.segments.table import Positions, Segment, Snapshot, look_again
 from lastword.wal.reader import OffsetGoneError
 
 
@@ -62,18 +62,16 @@ def _view_whole(reader: PartitionReader, snapshot: Snapshot) -> View:
 
 def view_as_of(reader: PartitionReader, as_of: AsOf) -> View:
     """Return the view of a partition as it was; InvalidError if it can't be shown exactly any more."""
-    for _ in range(ATTEMPTS):
-        try:
-            if as_of.snapshot_id is not None:
-                return _view_of_snapshot(reader, as_of.snapshot_id)
-            if as_of.time_ms is not None:
-                return _view_at_time(reader, as_of.time_ms)
-            assert as_of.offset is not None
-            return _view_at_offset(reader, as_of.offset)
-        except (SegmentGoneError, OffsetGoneError):
-            # Sealing, expiry or retention moved the records meanwhile: look again.
-            continue
-    raise UnavailableError(f"Partition {reader.partition} changed {ATTEMPTS} times while it was searched.")
+
+    def attempt() -> View:
+        if as_of.snapshot_id is not None:
+            return _view_of_snapshot(reader, as_of.snapshot_id)
+        if as_of.time_ms is not None:
+            return _view_at_time(reader, as_of.time_ms)
+        assert as_of.offset is not None
+        return _view_at_offset(reader, as_of.offset)
+
+    return look_again(attempt, f"Partition {reader.partition}")
 
 
 def _view_of_snapshot(reader: PartitionReader, snapshot_id: int) -> View:

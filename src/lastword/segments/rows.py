@@ -10,9 +10,6 @@ import pyarrow.compute as pc
 
 from lastword.record import NO_TIMESTAMP_MS, RECORD_SCHEMA, Record, TimestampType
 
-ATTEMPTS = 5
-"""How often what is read in one go is begun again when the records moved meanwhile."""
-
 
 def clip(records: pa.RecordBatch, end_offset: int) -> pa.RecordBatch:
     """The records before an offset."""

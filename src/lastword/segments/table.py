@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
 
-from lastword.errors import ConflictError, StorageError, UnknownTopicError
+from lastword.errors import ConflictError, StorageError, UnavailableError, UnknownTopicError
+from lastword.wal.reader import OffsetGoneError
 
 if TYPE_CHECKING:
     from lastword.segments.older import OlderState
@@ -29,6 +30,10 @@ T = TypeVar("T")
 
 Codec = Literal["zstd", "lz4"]
 """How the columns of a segment are packed: small, or fast to write and read."""
+
+
+LOOKS: Final = 5
+"""How often what is read in one go is begun again when the records moved meanwhile."""
 
 
 class SegmentGoneError(StorageError):
@@ -423,14 +428,18 @@ def check_not_deleted(base: Snapshot) -> None:
         raise UnknownTopicError(f"topic {base.topic.name!r} has been deleted")
 
 
-def look_again(attempt: Callable[[], T], attempts: int = 5) -> T:
-    """Call `attempt`, which takes a snapshot and reads what it names, until none of it has gone meanwhile."""
-    for _ in range(attempts - 1):
+def look_again(attempt: Callable[[], T], what: str) -> T:
+    """Call `attempt`, which looks at a table or a WAL and reads what it found, until nothing has moved meanwhile.
+
+    Sealing, compaction, retention, expiry and collection all move records. UnavailableError, which names `what` was
+    read, if they did so each time.
+    """
+    for _ in range(LOOKS):
         try:
             return attempt()
-        except SegmentGoneError:
-            continue
-    return attempt()
+        except (SegmentGoneError, OffsetGoneError) as error:
+            moved = error
+    raise UnavailableError(f"{what} changed {LOOKS} times while it was read. {moved}".rstrip())
 
 
 def retry_on_conflict(attempt: Callable[[], T], attempts: int = 10) -> T:

@@ -14,21 +14,19 @@ import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from lastword.clock import new_uuid
-from lastword.errors import InvalidError, OffsetOutOfRangeError, UnavailableError
+from lastword.errors import InvalidError, OffsetOutOfRangeError
 from lastword.folder.leases import Lease, LeaseKeeper
 from lastword.log import Log
 from lastword.log.topic import Topic
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import View
-from lastword.segments.rows import ATTEMPTS
-from lastword.segments.table import SegmentGoneError
+from lastword.segments.table import look_again
 from lastword.spark import winners
 from lastword.spark.filters import Wanted
 from lastword.spark.opened import opened
 from lastword.spark.options import Bound, ReadOptions
 from lastword.spark.tasks import EmptyTask, Pin, SealedPart, SealedTask, TailTask
-from lastword.wal.reader import OffsetGoneError
 
 TASKS_A_CORE: Final = 2
 MIN_SPLIT_BYTES: Final = 4 << 20
@@ -127,18 +125,15 @@ def plan_ranges(
 def _plan_state(
     log: Log, topic: Topic, readers: Sequence[PartitionReader], options: ReadOptions, wanted: Wanted
 ) -> list[InputPartition]:
-    for _ in range(ATTEMPTS):
+    def attempt() -> list[InputPartition]:
         views = [_view(reader, options) for reader in readers]
         with ExitStack() as stack:
             for reader, view in zip(readers, views, strict=True):
                 stack.enter_context(reader.pin(view.snapshot))
-            try:
-                found = winners.find(readers, views, topic.settings, wanted.keys)
-            except (SegmentGoneError, OffsetGoneError):
-                # Sealing or retention moved the records meanwhile: look again.
-                continue
+            found = winners.find(readers, views, topic.settings, wanted.keys)
             return _state_tasks(log, topic, readers, found, options, wanted)
-    raise UnavailableError(f"The topic {topic.name!r} changed {ATTEMPTS} times while its state was read.")
+
+    return look_again(attempt, f"Topic {topic.name!r}")
 
 
 def _state_tasks(
@@ -252,19 +247,17 @@ def _view(reader: PartitionReader, options: ReadOptions) -> View:
 
 def _bounded(reader: PartitionReader, options: ReadOptions, *, end: Bound) -> View:
     """The view of a partition from where its read begins to where it ends."""
-    for _ in range(ATTEMPTS):
+
+    def attempt() -> View:
         view = _view(reader, options)
-        try:
-            with reader.pin(view.snapshot):
-                return replace(
-                    view,
-                    start=_offset_of(reader, view, options.start, "start", view.start),
-                    end=_offset_of(reader, view, end, "end", view.end),
-                )
-        except (SegmentGoneError, OffsetGoneError):
-            # Sealing or retention moved the records meanwhile: look again.
-            continue
-    raise UnavailableError(f"Partition {reader.partition} changed {ATTEMPTS} times while it was searched.")
+        with reader.pin(view.snapshot):
+            return replace(
+                view,
+                start=_offset_of(reader, view, options.start, "start", view.start),
+                end=_offset_of(reader, view, end, "end", view.end),
+            )
+
+    return look_again(attempt, f"Partition {reader.partition}")
 
 
 def _offset_of(reader: PartitionReader, view: View, bound: Bound, name: str, default: int) -> int:
