@@ -73,7 +73,7 @@ _MIN_REQUEST_BYTES: Final = 10
 
 
 class Memory:
-    """Bounds the bytes of requests that are in memory. Who finds none free is called when it is, in the order of asking.
+    """Bounds the bytes of requests that are in memory. A request that does not fit waits its turn.
 
     Small requests, which have come whole with others, are counted (`take`) but don't wait, and some stay for long, as
     a fetch that waits for records does. So that they can't keep a large one waiting for ever, one that was reserved

@@ -57,7 +57,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a run will about reclaim."""
+    """An estimate of what a run will reclaim."""
 
     records: int
     distinct_keys: int
@@ -293,7 +293,7 @@ def _without_heavy_front(run: list[Segment]) -> list[Segment]:
 
 
 def estimate(ready: Sequence[Segment], distinct: Distinct) -> Estimate:
-    """What a run over these segments will about reclaim, from sketches."""
+    """Estimate what a run over these segments will reclaim, from their sketches."""
     records = sum(segment.records for segment in ready)
     keyed = sum(segment.records - segment.null_keys for segment in ready)
     keys = min(keyed, round(distinct(ready)))

@@ -627,8 +627,8 @@ class Log:
     ) -> EraseReport:
         """Remove every record of these keys from all files and snapshots of a topic, for good.
 
-        `progress` gets the segments looked at and those there are. An erasure that was killed is gone on with by
-        the next one, by the worker, or by `finish_erasures`.
+        `progress` gets the segments looked at and those there are. The next erasure, the worker,
+        or `finish_erasures` resumes one that was killed.
         """
         from lastword.maintenance import erase
 

@@ -111,7 +111,7 @@ class PartitionDescription:
     due: str | None
     """Why compaction is due, or None."""
     estimate: plan.Estimate | None
-    """What a compaction would about reclaim, if that was asked for and the topic is compacted."""
+    """An estimate of what a compaction would reclaim, if one was asked for and the topic is compacted."""
     last_run: LastRun | None
     leader_epoch: int
     problem: str | None

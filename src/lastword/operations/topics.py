@@ -23,7 +23,7 @@ POLICY = "cleanup.policy"
 
 
 def no_progress(stage: str, *numbers: int | None) -> None:
-    """For who does not want to know."""
+    """Ignore progress: the default."""
 
 
 def list_topics(log: Log) -> list[Data]:

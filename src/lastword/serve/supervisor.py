@@ -181,11 +181,11 @@ class Supervisor:
                 pause_s = next_pause_s(pause_s, ran_s)
                 child.state = ChildProcess(restarts=child.state.restarts + 1, last_end=ending)
                 logger.error(
-                    "the %s ended by itself (%s); it is started again in %.1f s, for the %d. time",
+                    "the %s ended by itself (%s); restart %d in %.1f s",
                     child.name,
                     ending,
-                    pause_s,
                     child.state.restarts,
+                    pause_s,
                 )
                 self._save()
                 if await self._unless_stopped(asyncio.sleep(pause_s, "go on")) is None:

@@ -1,4 +1,4 @@
-"""What is due, why, in which order, and what it will about reclaim: pure tables."""
+"""What is due, why, in which order, and an estimate of what it will reclaim: pure tables."""
 
 from __future__ import annotations
 
