@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 from tests.support.cli import Cli
 
-from lastword.cli import options
-from lastword.segments import storage as folder
-
 SETTINGS = """\
 retention.ms: 86400000
 namespaces:
@@ -57,10 +54,6 @@ def test_the_file_in_the_data_folder_is_taken(cli: Cli) -> None:
     )
     assert shown["cleanup.policy"]["where"].endswith("lastword.yaml:3")
     assert (shown["retention.ms"]["value"], shown["retention.ms"]["source"]) == ("5", "topic")
-
-
-def test_the_log_takes_the_same_file() -> None:
-    assert options.SETTINGS_FILE == folder.CONFIG_FILE
 
 
 def test_a_wrong_file_stops_every_command(cli: Cli, tmp_path: Path) -> None:

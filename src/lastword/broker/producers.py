@@ -17,7 +17,7 @@ from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
 from lastword.broker.wire import Handler, Peer, Request
-from lastword.errors import LastwordError, StorageError
+from lastword.errors import CorruptError, LastwordError, StorageError
 from lastword.folder import state_file
 from lastword.folder.paths import PRODUCER_IDS_FILE
 from lastword.wal.producers import ActiveProducer
@@ -42,11 +42,11 @@ class ProducerIds:
         """An id that nobody has had. StorageError if a new block can't be reserved."""
         with self._lock:
             if self._next == self._end:
-                first = state_file.load(self._path, lambda saved: int(saved["next"]), _WAY_OUT) or 0
                 try:
+                    first = state_file.load(self._path, lambda saved: int(saved["next"]), _WAY_OUT) or 0
                     state_file.save(self._path, {"version": 1, "next": first + BLOCK})
-                except OSError as error:
-                    raise StorageError(f"Can't reserve producer ids in {self._path}: {error}.") from error
+                except (OSError, CorruptError) as error:
+                    raise StorageError(f"Can't reserve producer ids in {self._path}: {error}") from error
                 self._next, self._end = first, first + BLOCK
             found, self._next = self._next, self._next + 1
             return found

@@ -14,7 +14,10 @@ from lastword.errors import InvalidError
 _SHOWN = ["lastword.compaction.job", "lastword.maintenance.tiering"]
 
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be done and an estimate of what it would reclaim; change nothing.")
+    bool,
+    typer.Option(
+        "--dry-run", help="Show what would be done and an estimate of what it would reclaim; change nothing."
+    ),
 ]
 
 Partition = dict[str, Any]
