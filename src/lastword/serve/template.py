@@ -47,8 +47,10 @@ def main() -> None:
 def _load() -> dict[str, Serve]:
     """Without garbage collection, which is a sixth faster; all of it stays, and is not looked at again by the forked."""
     gc.disable()
+    from lastword import batch
     from lastword.serve import broker, worker
 
+    batch.warm_up()
     gc.freeze()
     gc.enable()
     return {"broker": broker.serve, "worker": worker.serve}

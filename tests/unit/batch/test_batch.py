@@ -680,8 +680,7 @@ def test_damaged_compiler_cache_is_passed_over(tmp_path: Path) -> None:
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", "import lastword.batch; lastword.batch.warm_up()"]
     subprocess.run(command, check=True, env=environment)
-    indexes = list(tmp_path.rglob("*.nbi"))
-    assert indexes
-    for index in indexes:
-        index.write_bytes(index.read_bytes()[:20])
+    indexes = sorted(tmp_path.rglob("*.nbi"))
+    # One is enough: each is read by the same code, and compiling all of them again takes long.
+    indexes[0].write_bytes(indexes[0].read_bytes()[:20])
     subprocess.run(command, check=True, env=environment)
