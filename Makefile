@@ -12,6 +12,9 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
+# Where it is set, every process compiles the package anew, and pytest every test.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check crash peers fuzz bench bench-peers clean java tools
 
 demo: $(READY) java
