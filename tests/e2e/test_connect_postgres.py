@@ -322,7 +322,7 @@ def test_errors_say_what_is_missing(cluster: Cluster, log: Log) -> None:
     )
     cluster.run("SELECT pg_create_logical_replication_slot('other', 'test_decoding')")
     fails(cluster, log, "of the plugin 'test_decoding'", table="there", slot="other")
-    cluster.run("SELECT pg_drop_replication_slot('other')")
+    cluster.drop_slot("other")
     cluster.run("ALTER PUBLICATION mine SET (publish = 'insert')")
     fails(cluster, log, "does not publish every insert, update and delete", table="there", publication="mine")
     cluster.run("CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY)")
@@ -359,7 +359,8 @@ def test_a_slot_that_is_gone_is_an_error_and_a_reset_begins_again(cluster: Clust
     source = {"lost": postgres_source(cluster, "db.lost", table="lost")}
     with running(log, source) as sources:
         sources.wait_for_phase("stream")
-    cluster.run("SELECT pg_drop_replication_slot('lastword_lost')", "INSERT INTO lost VALUES (2)")
+    cluster.drop_slot("lastword_lost")
+    cluster.run("INSERT INTO lost VALUES (2)")
     with running(log, source) as sources:
         assert "connect reset lost" in sources.wait_for_error("'lastword_lost' is gone")
     assert states.reset(log.path, "lost")

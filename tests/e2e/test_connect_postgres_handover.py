@@ -217,7 +217,8 @@ def test_a_truncate_between_two_parts_of_a_snapshot_ends_the_rows_of_the_first(
         wait_until(
             lambda: cluster.run("SELECT 1 FROM pg_replication_slots WHERE slot_name = 'cut' AND active") == []
         )
-        cluster.run("SELECT pg_drop_replication_slot('cut')", "DROP PUBLICATION lastword_cut")
+        cluster.drop_slot("cut")
+        cluster.run("DROP PUBLICATION lastword_cut")
     state = [value for value in _newest(log, "db.cut").values() if value is not None]
     assert sorted(json.loads(each)["v"] for each in state) == [2] * 36 + [3]
 
@@ -318,7 +319,7 @@ def _begin_with_a_new_slot(cluster: Cluster, log: Log, sources: Sources, source:
     """As the error says."""
     states.pause(log.path, source)
     sources.wait(lambda: sources.status()["state"] == "paused")
-    cluster.run(f"SELECT pg_drop_replication_slot('lastword_{source}')")
+    cluster.drop_slot(f"lastword_{source}")
     states.reset(log.path, source)
     states.resume(log.path, source)
 

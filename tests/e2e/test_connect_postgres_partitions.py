@@ -245,7 +245,7 @@ def reset(cluster: Cluster, log: Log, sources: Sources, name: str, *, new_slot: 
     states.pause(log.path, name)
     sources.wait(lambda: sources.status()["state"] == "paused")
     if new_slot:
-        cluster.run(f"SELECT pg_drop_replication_slot('lastword_{name}')")
+        cluster.drop_slot(f"lastword_{name}")
     cluster.run(
         f"DELETE FROM {name} WHERE id % 3 = 0", f"INSERT INTO {name} VALUES (29, 1) ON CONFLICT DO NOTHING"
     )

@@ -119,7 +119,7 @@ def test_whatever_else_is_in_the_way_is_told_together(cluster: Cluster, log: Log
             create="false",
         ),
     )
-    cluster.run("SELECT pg_drop_replication_slot('decoding')")
+    cluster.drop_slot("decoding")
     for text in (
         "public.keyless has no primary key",
         "there is no table nowhere",

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import psycopg2
 import pytest
+from tests.support.waiting import wait_until
 
 DEADLINE_S = 60
 SETTINGS = """
@@ -122,6 +123,12 @@ class Cluster:
                 return cursor.fetchall() if cursor.description else []
         finally:
             connection.close()
+
+    def drop_slot(self, name: str) -> None:
+        """Drop a replication slot, once its last user's process has ended: that is a moment after its connection."""
+        active = f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{name}' AND active"
+        wait_until(lambda: not self.run(active))
+        self.run(f"SELECT pg_drop_replication_slot('{name}')")
 
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(
