@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -49,36 +48,31 @@ class S3Server:
         return other
 
 
+SERVER = """
+import sys
+from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+app = create_backend_app("s3")
+server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler, fd=int(sys.argv[1]))
+server.serve_forever()
+"""
+"""S3 alone. Moto's own command asks with every request which of AWS's services it is for, and that takes long."""
+
+
 @contextmanager
 def s3_server(bucket: str = "lastword") -> Iterator[S3Server]:
     """Run a server with one empty bucket."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(listening.fileno())],
+            pass_fds=[listening.fileno()],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        server = S3Server(port=listening.getsockname()[1], bucket=bucket)
     try:
-        _wait_for_port(process, port)
-        server = S3Server(port=port, bucket=bucket)
         server.file_system().create_dir(bucket)
         yield server
     finally:
         process.terminate()
         process.wait(timeout=30)
-
-
-def _wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        if process.poll() is not None:
-            raise RuntimeError(f"moto's server ended with {process.returncode}")
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)

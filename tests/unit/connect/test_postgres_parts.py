@@ -241,7 +241,7 @@ def test_each_key_belongs_to_the_last_epoch_that_began_before_it() -> None:
                 Epoch,
                 st.text(),
                 st.integers(0, 2**64 - 1),
-                st.dictionaries(st.text(), st.none() | st.lists(st.text())),
+                st.dictionaries(st.text(), st.none() | st.lists(st.text(), max_size=4), max_size=4),
             )
         ),
     )
@@ -258,10 +258,11 @@ def test_lsns(lsn: int) -> None:
 JSONS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda e: st.lists(e) | st.dictionaries(st.text(), e),
+    max_leaves=10,
 )
 
 
-@given(st.dictionaries(st.text(), JSONS))
+@given(st.dictionaries(st.text(), JSONS, max_size=4))
 def test_fields_are_cut_out_as_they_are(fields: dict[str, object]) -> None:
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
     found = slices(text, fields)
