@@ -26,7 +26,7 @@ from bench.support import Results, console, keys_of, median, rows_of, timed, usa
 from lastword.compaction.engine import InlineEngine
 from lastword.compaction.job import Compactor
 from lastword.compaction.spark import SparkEngine
-from lastword.compaction.target import Target
+from lastword.compaction.target import PartitionFacts, Target
 from lastword.log import Log
 from lastword.segments.table import Segment, TopicInfo
 
@@ -221,7 +221,12 @@ class Bench:
         positions = {p: replace(base.positions[p], sealed_end=end) for p, end in ends.items()}
         table.append(base, segments, positions, operation="seal")
         info: TopicInfo = base.topic
-        return Target(table=table, settings=self.log.config.resolve(info.name, info.config), log_ends=ends)
+        return Target(
+            topic=info.name,
+            table=table,
+            settings=self.log.config.resolve(info.name, info.config),
+            facts={partition: PartitionFacts(log_end=end) for partition, end in ends.items()},
+        )
 
     # ------------------------------------------------------------------------------------------- the ways
 

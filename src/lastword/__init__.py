@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from lastword.errors import LastwordError
     from lastword.explain.model import ExplainedRecord, Explanation
     from lastword.log import Log, MaintenanceReport, open  # noqa: A004
-    from lastword.log.topic import PartitionDescription, RecordPosition, Topic, TopicDescription
+    from lastword.log.describing import PartitionDescription, TopicDescription
+    from lastword.log.topic import RecordPosition, Topic
     from lastword.maintenance.backup.make import BackupReport
     from lastword.maintenance.backup.restore import RestoreReport
     from lastword.maintenance.backup.restoring import backups, restore
@@ -89,7 +90,8 @@ _HOMES = {
     "lastword.maintenance.backup.restoring": ("backups", "restore"),
     "lastword.maintenance.tiering": ("SealReport",),
     "lastword.reading.timetravel": ("AsOf",),
-    "lastword.log.topic": ("PartitionDescription", "RecordPosition", "Topic", "TopicDescription"),
+    "lastword.log.describing": ("PartitionDescription", "TopicDescription"),
+    "lastword.log.topic": ("RecordPosition", "Topic"),
     "lastword.maintenance.verify": ("VerifyReport",),
     "lastword.maintenance.worker": ("Worker",),
 }

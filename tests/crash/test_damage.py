@@ -175,7 +175,7 @@ def test_any_flipped_bit_is_found(folder: Path, place: str) -> None:
     if place != "killed":
         with opened(folder) as topic:
             if place == "rolled":
-                topic._writers[0].roll()
+                topic.partition(0).writer.roll()
     whole = {path: path.read_bytes() for path in wal_of(folder).iterdir() if path.is_file()}
     right = dict(expected(range(BATCHES)))
     size = batch_bytes(active)
@@ -226,7 +226,7 @@ def test_a_rolled_file_that_is_sealed_is_not_missed(folder: Path) -> None:
 def test_a_rolled_file_that_is_not_sealed(folder: Path, damage: str) -> None:
     with opened(folder) as topic:
         append_batches(topic)
-        topic._writers[0].roll()
+        topic.partition(0).writer.roll()
         append_batches(topic, BATCHES, 2)
     rolled = sorted(wal_of(folder).glob("wal.*.log"))[0]
     size = rolled.stat().st_size // BATCHES

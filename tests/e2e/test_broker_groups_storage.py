@@ -132,7 +132,7 @@ class TestInternalTopic:
             topic = broker.log.topic(GROUPS_TOPIC)
             assert topic.settings.cleanup_policy == {"compact"}
             assert topic.settings.compaction_strategy == "offset"
-            assert all(writer.is_synced_by_append for writer in topic.writers())
+            assert all(each.writer.is_synced_by_append for each in topic.all_partitions())
 
     def test_compaction_keeps_the_last_commit_of_each(self, tmp_path: Path) -> None:
         with running_broker(tmp_path / "data", NOW) as broker:

@@ -184,7 +184,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(partition=partitions)
     def roll(self, partition: int) -> None:
-        self.topic._writers[partition].roll()
+        self.topic.partition(partition).writer.roll()
 
     @rule()
     def seal(self) -> None:
@@ -252,7 +252,7 @@ class LogMachine(RuleBasedStateMachine):
         """The page cache outlives the process: what was written whole is there afterwards."""
         for partition, rows in unanswered:
             records = self.records(rows)
-            self.topic._writers[partition].stage(batch.encode(records, now_ms=self.clock.now_ms()))
+            self.topic.partition(partition).writer.stage(batch.encode(records, now_ms=self.clock.now_ms()))
             self.model[partition].add(records, self.clock.now_ms())
         self.reader.close()
         abandon(self.log)

@@ -73,9 +73,10 @@ def abandon(log: Log) -> None:
         log._leases._thread.join()
     for topic in log._topics.values():
         topic._closed = True
-        for writer in topic._writers:
-            writer._release()
-            writer._closed = True
+        for partition in topic.all_partitions():
+            partition._closed = True
+            partition.writer._release()
+            partition.writer._closed = True
     log._catalog.close()
     log._closed = True
     assert log._writer_role is not None and log._writer_role._fd is not None
@@ -99,7 +100,7 @@ def offsets(records: Iterator[Record] | list[Record]) -> list[int]:
 
 
 def wal_path(topic: Topic, partition: int = 0) -> Path:
-    return topic._wal_folder(partition)
+    return topic.partition(partition).folder
 
 
 def wal_seqs(topic: Topic, partition: int = 0) -> list[int]:
@@ -111,7 +112,7 @@ def segment_files(log: Log) -> set[Path]:
 
 
 def roll(topic: Topic, partition: int = 0) -> None:
-    topic._writers[partition].roll()
+    topic.partition(partition).writer.roll()
 
 
 def takes_appends(topic: Topic) -> bool:

@@ -76,10 +76,10 @@ def _broker_problems(broker: Listens | None, loop: asyncio.AbstractEventLoop | N
 
 def _wal_problems(desk: Desk) -> list[str]:
     found = [
-        f"{name} partition {partition} refuses appends: {writer.failed}"
+        f"{name} partition {partition.number} refuses appends: {partition.failed}"
         for name, topic in list(desk.log.opened_topics().items())
-        for partition, writer in enumerate(topic.writers())
-        if writer.failed
+        for partition in topic.all_partitions()
+        if partition.failed
     ]
     if not os.access(desk.log.path, os.W_OK):
         found.append(f"the data folder {desk.log.path} can't be written")

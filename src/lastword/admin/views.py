@@ -168,9 +168,9 @@ def _row(topic: Topic, now_ms: int, downtimes: Sequence[tuple[int, int]], proble
         "problems": [
             *problems,
             *(
-                f"partition {number} refuses appends: {writer.failed}"
-                for number, writer in enumerate(topic.writers())
-                if writer.failed
+                f"partition {each.number} refuses appends: {each.failed}"
+                for each in topic.all_partitions()
+                if each.failed
             ),
         ],
     }
@@ -183,15 +183,17 @@ def _policy(topic: Topic) -> str:
 def _local(topic: Topic, snapshot: Snapshot, now_ms: int) -> tuple[int, int]:
     """How long the oldest rolled WAL file has been waiting to be sealed, and the bytes of all files, by the writers."""
     waiting_ms, size_bytes = 0, 0
-    for at, writer in zip(snapshot.positions, topic.writers(), strict=False):
-        files = writer.files
+    for at, partition in zip(snapshot.positions, topic.all_partitions(), strict=False):
+        if not partition.is_open:
+            continue
+        files = partition.writer.files
         ends = [each.first_offset for each in files[1:]]
         for file, end in zip(files, ends, strict=False):
             if end > at.sealed_end and file.rolled_ms is not None:
                 waiting_ms = max(waiting_ms, now_ms - file.rolled_ms)
         for file in files:
             with contextlib.suppress(FileNotFoundError):
-                size_bytes += (writer.folder / file.name).stat().st_size
+                size_bytes += (partition.folder / file.name).stat().st_size
     return waiting_ms, size_bytes
 
 
@@ -216,7 +218,7 @@ def layout(log: Log, name: str, *, estimates: bool = False) -> Data:
     by_partition = _by_partition(segments)
     garbage = _garbage(topic, by_partition) if estimates and len(segments) <= MOST_FOOTERS else {}
     wals = {wal.partition: wal for wal in topic.local_wals()}
-    ends = topic.log_ends()
+    ends = {each.number: each.log_end(snapshot) for each in topic.all_partitions()[: len(snapshot.positions)]}
     groups = group_positions(log.path, topic.id.hex)
     readers = committed_positions(log.path, topic.id.hex)
     row = _row(topic, now_ms, Uptime(log.path).downtimes(now_ms), _failing(log.path).get(name, []))

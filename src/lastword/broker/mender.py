@@ -27,10 +27,10 @@ async def mend(node: Node) -> None:
     while True:
         await asyncio.sleep(pause_s)
         failed = [
-            (topic, partition)
+            (topic, partition.number)
             for topic in list(node.log.opened_topics().values())
-            for partition, writer in enumerate(topic.writers())
-            if writer.failed is not None
+            for partition in topic.all_partitions()
+            if partition.failed is not None
         ]
         # One after the other: what is kept of each is copied.
         mended = [await _is_mended(node, topic, partition) for topic, partition in failed]
@@ -70,5 +70,5 @@ async def _is_mended(node: Node, topic: Topic, partition: int) -> bool:
 
 def _reopen(topic: Topic, partition: int) -> None:
     # Another one that appends may have reopened it meanwhile.
-    if topic.writers()[partition].failed is not None:
+    if topic.partition(partition).failed is not None:
         topic.reopen_partition(partition)

@@ -121,13 +121,13 @@ class Node:
 
     def led(self, topic: Topic, partition: int) -> dict[str, Any]:
         """What answers say of a partition's leader and replicas. A topic of another data folder has none here."""
-        writers = topic.writers()
-        is_here = partition < len(writers)
+        own = topic.partition(partition)
+        is_here = own.is_open
         return {
             "error_code": int(ErrorCode.NONE if is_here else ErrorCode.LEADER_NOT_AVAILABLE),
             "partition_index": partition,
             "leader_id": self.node_id if is_here else NO_NODE,
-            "leader_epoch": writers[partition].epochs[-1][0] if is_here else NO_EPOCH,
+            "leader_epoch": own.writer.epochs[-1][0] if is_here else NO_EPOCH,
             "replica_nodes": [self.node_id] if is_here else [],
             "isr_nodes": [self.node_id] if is_here else [],
             "offline_replicas": [],

@@ -17,7 +17,8 @@ from lastword.errors import InvalidError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lastword.log.topic import Start, Topic
+    from lastword.log.topic import Topic
+    from lastword.reading.streaming import Start
     from lastword.record import Record
 
 POLL_RECORDS = 500

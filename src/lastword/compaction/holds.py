@@ -32,46 +32,36 @@ class ReaderPosition:
     active_ms: int
 
 
-def hold_of(
-    partition: int,
-    readers: Sequence[ReaderPosition],
-    downtimes: Downtimes,
-    *,
-    hold_ms: int,
-    hold_max_ms: int,
-    now_ms: int,
-) -> ReaderHold:
-    """The lowest position of an active reader of a partition."""
-    positions = [
-        each.position
-        for each in active_readers(partition, readers, downtimes, hold_ms=hold_ms, now_ms=now_ms)
-    ]
-    return (
-        ReaderHold(position=min(positions), max_ms=hold_max_ms)
-        if positions
-        else ReaderHold(max_ms=hold_max_ms)
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readership:
+    """Who reads a topic, as of now: what says which tombstones are still needed."""
 
+    readers: Sequence[ReaderPosition]
+    downtimes: Downtimes
+    hold_ms: int
+    hold_max_ms: int
+    now_ms: int
 
-def active_readers(
-    partition: int,
-    readers: Sequence[ReaderPosition],
-    downtimes: Downtimes,
-    *,
-    hold_ms: int,
-    now_ms: int,
-) -> list[ReaderPosition]:
-    """The readers of a partition that were active not long ago."""
-    return [
-        each
-        for each in readers
-        if each.partition == partition and _active_for(each, downtimes, now_ms) <= hold_ms
-    ]
+    def active(self, partition: int) -> list[ReaderPosition]:
+        """The readers of a partition that were active not long ago."""
+        return [
+            each
+            for each in self.readers
+            if each.partition == partition and self._inactive_ms(each) <= self.hold_ms
+        ]
 
+    def hold(self, partition: int) -> ReaderHold:
+        """The lowest position of an active reader of a partition."""
+        positions = [each.position for each in self.active(partition)]
+        if not positions:
+            return ReaderHold(max_ms=self.hold_max_ms)
+        return ReaderHold(position=min(positions), max_ms=self.hold_max_ms)
 
-def _active_for(reader: ReaderPosition, downtimes: Downtimes, now_ms: int) -> int:
-    down_ms = sum(max(0, min(end, now_ms) - max(start, reader.active_ms)) for start, end in downtimes)
-    return now_ms - reader.active_ms - down_ms
+    def _inactive_ms(self, reader: ReaderPosition) -> int:
+        down_ms = sum(
+            max(0, min(end, self.now_ms) - max(start, reader.active_ms)) for start, end in self.downtimes
+        )
+        return self.now_ms - reader.active_ms - down_ms
 
 
 class Uptime:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from lastword.clock import Clock
 from lastword.compaction import plan as planning
+from lastword.compaction.holds import ReaderPosition
 from lastword.compaction.plan import PartitionPlan, PartitionView
 from lastword.compaction.rules import ReaderHold
 from lastword.config import TopicSettings
@@ -18,16 +19,28 @@ from lastword.segments.table import SegmentTable, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionFacts:
+    """What only the log knows of a partition: how far it has come, and who reads it."""
+
+    log_end: int
+    hold: ReaderHold = field(default_factory=ReaderHold)
+    readers: tuple[ReaderPosition, ...] = ()
+    """The active ones."""
+    first_append_ms: int | None = None
+    """When the active WAL file got its first record, where that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A topic to compact, with what only the log knows of it: how far each partition has come, and who reads it."""
+    """A topic to compact, with what only the log knows of its partitions."""
 
     topic: str
     table: SegmentTable
     settings: TopicSettings
-    log_ends: Mapping[int, int]
-    holds: Mapping[int, ReaderHold] = field(default_factory=dict)
+    facts: Mapping[int, PartitionFacts] = field(default_factory=dict)
+    """Of a partition that is not among them, what is sealed is all that there is."""
     looked_ms: int | None = None
-    """When `log_ends` were read, or before; None: just now."""
+    """When `facts` were gathered, or before; None: just now."""
     look_again: Callable[[], Target] | None = None
     """A fresh look at all of this; None: it holds as long as the run lasts."""
 
@@ -63,12 +76,13 @@ def assess(
     for partition, at in enumerate(snapshot.positions):
         if partitions is not None and partition not in partitions:
             continue
+        facts = target.facts.get(partition) or PartitionFacts(log_end=at.sealed_end)
         view = PartitionView(
             partition=partition,
             positions=at,
             segments=tuple(segment for segment in segments if segment.partition == partition),
-            log_end=target.log_ends.get(partition, at.sealed_end),
-            hold=target.holds.get(partition, ReaderHold()),
+            log_end=facts.log_end,
+            hold=facts.hold,
             looked_ms=target.looked_ms,
         )
         ratio = None

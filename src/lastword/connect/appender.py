@@ -48,7 +48,8 @@ from lastword.errors import (
 from lastword.folder import disk, state_file
 from lastword.folder.paths import JOURNAL_FILE
 from lastword.folder.steps import reached
-from lastword.log.topic import BATCH_BYTES, Topic
+from lastword.log.encoding import BATCH_BYTES
+from lastword.log.topic import Topic
 from lastword.maintenance.backup.belongings import SINK_OF_SOURCE, appending
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, TimestampType
 from lastword.wal.staged import Piece, Sink, Unit

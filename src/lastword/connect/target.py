@@ -87,10 +87,10 @@ class LogTarget(_OpenLog):
             return found.append_staged(sink, number)
         except WriteFailedError:
             # The next attempt finds the partition open again, and what was appended of the unit counted.
-            for partition, writer in enumerate(found.writers()):
-                if writer.failed is not None:
+            for partition in found.all_partitions():
+                if partition.failed is not None:
                     with suppress(LastwordError):
-                        found.reopen_partition(partition)
+                        found.reopen_partition(partition.number)
             raise
 
 

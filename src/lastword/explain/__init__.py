@@ -7,6 +7,7 @@ words.py      the same for people
 model.py      what an explanation says
 data.py       explanations as plain data
 partition.py  all of it, for one partition
+topic.py      partition by partition
 
 Nothing here decides about records. The plan is compaction's own (compaction/plan.py), and so are the rules, the walk
 over the keys (compaction/survivors.py) and what is left alone (compaction/kernels.py); this asks them about some
@@ -21,6 +22,7 @@ from lastword.explain.model import (
     Run,
 )
 from lastword.explain.partition import Known, Question, explain_partition
+from lastword.explain.topic import explain_topic
 
 __all__ = [
     "ExplainedRecord",
@@ -31,4 +33,5 @@ __all__ = [
     "Question",
     "Run",
     "explain_partition",
+    "explain_topic",
 ]

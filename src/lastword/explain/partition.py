@@ -19,11 +19,10 @@ import pyarrow.compute as pc
 
 from lastword.compaction import plan as planning
 from lastword.compaction import rules as rule
-from lastword.compaction.holds import ReaderPosition
 from lastword.compaction.job import unit_of
 from lastword.compaction.plan import PartitionPlan, PartitionView
-from lastword.compaction.rules import ReaderHold
 from lastword.compaction.survivors import milliseconds
+from lastword.compaction.target import PartitionFacts
 from lastword.compaction.unit import Unit
 from lastword.config import TopicSettings
 from lastword.explain import words
@@ -61,16 +60,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What only the log knows of a partition: its settings, its WAL, who reads it."""
+    """What only the log knows of a partition: its settings, its WAL, how far it has come, who reads it."""
 
     topic: str
     settings: TopicSettings
     wal_folder: Path
-    hold: ReaderHold
-    readers: Sequence[ReaderPosition]
-    """The active ones."""
-    first_append_ms: int | None
-    """When the active WAL file got its first record, where that is known."""
+    facts: PartitionFacts
     task_memory_bytes: int
 
 
@@ -135,7 +130,7 @@ def _explain(
         scratch,
         settings=settings,
         sealing=question.sealing,
-        first_append_ms=known.first_append_ms,
+        first_append_ms=known.facts.first_append_ms,
         now_ms=now_ms,
     )
     view = PartitionView(
@@ -143,7 +138,7 @@ def _explain(
         positions=looked.positions,
         segments=looked.sealed,
         log_end=looked.log_end,
-        hold=known.hold,
+        hold=known.facts.hold,
     )
     by_records = settings.dirty_ratio_basis == "records"
     distinct = Sketches(table.files).distinct_keys if by_records else None
@@ -163,8 +158,8 @@ def _explain(
         plan=plan,
         is_due=due is not None,
         all_compactable=plan is not None and len(plan.segments) == len(looked.sealed),
-        hold=known.hold,
-        readers=known.readers,
+        hold=known.facts.hold,
+        readers=known.facts.readers,
         now_ms=now_ms,
     )
     records = tuple(_verdicts(table.files, looked, rows, run, known))

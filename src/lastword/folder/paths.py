@@ -79,6 +79,11 @@ def wal_folder(data_folder: Path, name: str, topic_id: UUID) -> Path:
     return data_folder / WAL_FOLDER / namespace / rest / topic_id.hex
 
 
+def foreign_wal_folder(data_folder: Path, topic_id: UUID) -> Path:
+    """Where the WALs of a topic that another data folder owns would be here. Nothing is ever written there."""
+    return data_folder / WAL_FOLDER / ".foreign" / topic_id.hex
+
+
 def spark_log(data_folder: Path) -> Path:
     return data_folder / LOGS_FOLDER / "spark.log"
 

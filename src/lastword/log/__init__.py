@@ -1,7 +1,11 @@
 """The log: topics, their partitions, and who may do what to them.
 
 log.py            a log and its roles
-topic.py          a topic: appending, reading, sealing, describing
+topic.py          a topic, which spreads appends over its partitions, reads and seals them
+partition.py      a partition: its WAL and whoever writes it, its readers, what planning must know of it
+routing.py        which partition a record goes to
+encoding.py       records as record batches, and what must hold for a batch
+describing.py     what a topic is and where its records are
 lifecycle.py      how topics begin and end
 measuring.py      what is exported of each topic as metrics
 announcements.py  how a job tells the writer's process of a commit before it makes it

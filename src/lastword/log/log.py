@@ -956,7 +956,12 @@ class Log:
 
     def _writers(self) -> list[PartitionWriter]:
         # Without the lock: a sync must not wait for a topic that is being created or deleted.
-        return [writer for topic in list(self._topics.values()) for writer in topic.writers()]
+        return [
+            partition.writer
+            for topic in list(self._topics.values())
+            for partition in topic.all_partitions()
+            if partition.is_open
+        ]
 
     def _lost(self, topic: TopicInfo) -> None:
         """Another folder has a topic now: whoever asks for it from now on finds the other's."""

@@ -13,7 +13,8 @@ from lastword.reading.readers import CommittedPositions
 
 if TYPE_CHECKING:
     from lastword.log import Log
-    from lastword.log.topic import PartitionDescription, Topic, TopicDescription
+    from lastword.log.describing import PartitionDescription, TopicDescription
+    from lastword.log.topic import Topic
 
 MOST_FOOTERS = 256
 """Garbage is estimated from the footers of segments, each a small read; of more segments it would take too long."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lastword.log import Log
-    from lastword.log.topic import Start, Topic
+    from lastword.log.topic import Topic
+    from lastword.reading.streaming import Start
 
 COMPRESSIONS = tuple(each.name.lower() for each in Compression)
 

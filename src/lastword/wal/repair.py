@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def inspect(folder: Path, checkpoint: WriterCheckpoint, *, from_offset: int) -> 
     return found
 
 
-def skip(folder: Path, checkpoint: WriterCheckpoint, damaged: list[DamagedRange]) -> WriterCheckpoint:
+def skip(folder: Path, checkpoint: WriterCheckpoint, damaged: Sequence[DamagedRange]) -> WriterCheckpoint:
     """Write the damaged files anew without the damaged bytes. The WAL must not be open for writing."""
     for file in checkpoint.files:
         ranges = [each for each in damaged if each.seq == file.seq]

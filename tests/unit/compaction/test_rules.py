@@ -9,7 +9,7 @@ import pytest
 from tests.support.logs import settings
 
 from lastword.compaction import rules as rule
-from lastword.compaction.holds import ReaderPosition, Uptime, hold_of
+from lastword.compaction.holds import ReaderPosition, Readership, Uptime
 from lastword.compaction.rules import Expiring, OldestTombstones, ReaderHold, Rules
 from lastword.config import TopicSettings
 from lastword.segments.table import Deadline, LastRun, Positions
@@ -237,21 +237,34 @@ def reader(position: int, active_ms: int, *, partition: int = 0) -> ReaderPositi
     return ReaderPosition(reader="r", partition=partition, position=position, active_ms=active_ms)
 
 
+def hold_of(
+    partition: int,
+    readers: list[ReaderPosition],
+    down: list[tuple[int, int]],
+    *,
+    hold_ms: int,
+    max_ms: int = 0,
+) -> ReaderHold:
+    return Readership(readers=readers, downtimes=down, hold_ms=hold_ms, hold_max_ms=max_ms, now_ms=1000).hold(
+        partition
+    )
+
+
 def test_only_active_readers_of_the_partition_hold() -> None:
     readers = [reader(5, 1000), reader(3, 899), reader(1, 1000, partition=1)]
-    held = hold_of(0, readers, [], hold_ms=100, hold_max_ms=7, now_ms=1000)
+    held = hold_of(0, readers, [], hold_ms=100, max_ms=7)
     assert held == ReaderHold(position=5, max_ms=7)
-    assert hold_of(0, readers, [], hold_ms=101, hold_max_ms=7, now_ms=1000).position == 3
-    assert hold_of(2, readers, [], hold_ms=100, hold_max_ms=7, now_ms=1000).position > 1 << 60
+    assert hold_of(0, readers, [], hold_ms=101, max_ms=7).position == 3
+    assert hold_of(2, readers, [], hold_ms=100, max_ms=7).position > 1 << 60
 
 
 def test_time_in_which_nothing_ran_does_not_count() -> None:
     down = [(100, 600), (700, 800)]
-    assert hold_of(0, [reader(3, 0)], down, hold_ms=400, hold_max_ms=0, now_ms=1000).position == 3
-    assert hold_of(0, [reader(3, 0)], down, hold_ms=399, hold_max_ms=0, now_ms=1000).position > 1 << 60
+    assert hold_of(0, [reader(3, 0)], down, hold_ms=400).position == 3
+    assert hold_of(0, [reader(3, 0)], down, hold_ms=399).position > 1 << 60
     # A part of a pause that was over before the reader was there is no help.
-    assert hold_of(0, [reader(3, 750)], down, hold_ms=200, hold_max_ms=0, now_ms=1000).position == 3
-    assert hold_of(0, [reader(3, 750)], down, hold_ms=199, hold_max_ms=0, now_ms=1000).position > 1 << 60
+    assert hold_of(0, [reader(3, 750)], down, hold_ms=200).position == 3
+    assert hold_of(0, [reader(3, 750)], down, hold_ms=199).position > 1 << 60
 
 
 def test_a_long_silence_of_maintenance_is_downtime(tmp_path: Any) -> None:

@@ -219,7 +219,7 @@ class TestAlter:
             log.alter_topic("t", set_config={"retention.ms": 8000}, unset=["segment.ms"])
             assert topic.settings.retention_ms == 8000
             assert topic.settings.segment_ms == 604800000
-            assert all(writer.settings is topic.settings for writer in topic.writers())
+            assert all(each.writer.settings is topic.settings for each in topic.all_partitions())
         with open_log(tmp_path / "d", clock) as log:
             assert dict(log.topic("t").config) == {"retention.ms": "8000"}
 
@@ -362,7 +362,7 @@ class TestDelete:
     def test_a_topic_whose_wal_fails_can_be_deleted(self, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
         topic = log.create_topic("t")
         fill(topic, 0, 1)
-        topic._writers[0].stage(one_batch("1"))
+        topic.partition(0).writer.stage(one_batch("1"))
 
         def broken(fd: int) -> None:
             raise OSError(5, "Input/output error")

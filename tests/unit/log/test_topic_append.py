@@ -24,7 +24,8 @@ from lastword.errors import (
     UnknownPartitionError,
 )
 from lastword.log import Log
-from lastword.log.topic import BATCH_BYTES, RecordPosition, Topic
+from lastword.log.encoding import BATCH_BYTES
+from lastword.log.topic import RecordPosition, Topic
 from lastword.record import HEADERS_TYPE, NewRecord, TimestampType
 
 
@@ -229,7 +230,7 @@ class TestBatch:
         )
         assert topic.append_batch(0, data) == 1
         assert values(topic.read()) == [0, 1, 2, 3]
-        (placed,) = topic._partition_reader(0)._wal.read(1, max_bytes=1)
+        (placed,) = topic.partition(0).reader()._wal.read(1, max_bytes=1)
         assert bytes(placed.data[16:]) == data[16:]
         assert (placed.header.producer_id, placed.header.base_sequence) == (9, 3)
 

@@ -274,7 +274,7 @@ def test_another_process_sees_what_was_shown_and_no_more(tmp_path: Path, clock: 
         topic = three_parts(log)
         seen = other.topic("t")
         assert offsets(seen.read()) == list(range(12))
-        topic._writers[0].stage(one_batch("12"))
+        topic.partition(0).writer.stage(one_batch("12"))
         assert offsets(seen.read()) == list(range(12))
         topic.seal()
         assert offsets(seen.read()) == list(range(13))

@@ -310,7 +310,7 @@ class TestWhileOthersAreAtWork:
     def test_damage_is_told(self, log: Log) -> None:
         topic = log.create_topic("t")
         fill(topic, 0, 3)
-        (path,) = topic._wal_folder(0).glob("*.log")
+        (path,) = topic.partition(0).folder.glob("*.log")
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
         with pytest.raises(CorruptError):
             topic.state()

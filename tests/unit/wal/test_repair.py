@@ -197,7 +197,7 @@ class TestInALog:
         topic = log.create_topic("t")
         for first in (0, 5):
             fill(topic, first, first + 5)
-            topic._writers[0].roll()
+            topic.partition(0).writer.roll()
         path = wal_path(topic) / "wal.0000000001.log"
         size = path.stat().st_size // 5
         rewrite(path, set_byte(2 * size - 1, 0xFF))
@@ -232,8 +232,7 @@ class TestInALog:
         topic = log.create_topic("t", partitions=2)
         fill(topic, 0, 3, partition=0)
         fill(topic, 0, 3, partition=1)
-        for writer in topic.writers():
-            writer.roll()
+        assert topic.roll(due_only=False) == []
         path = wal_path(topic, 0) / "wal.0000000001.log"
         rewrite(path, set_byte(40, 0xFF))
 
@@ -246,7 +245,7 @@ class TestInALog:
         with open_log(tmp_path / "d", clock, {"local.retention.ms": 0}) as log:
             topic = log.create_topic("t")
             fill(topic, 0, 3)
-            topic._writers[0].roll()
+            topic.partition(0).writer.roll()
             (wal_path(topic) / "wal.0000000001.log").unlink()
             assert topic.seal().problems
             topic.skip_wal_damage()

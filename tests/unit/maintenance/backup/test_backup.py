@@ -187,8 +187,8 @@ def test_a_partition_that_is_reopened_under_the_copy_loses_nothing(
         fill(topic, 0, 5)
 
         def fail_and_reopen() -> None:
-            with topic._writers[0]._changed:
-                topic._writers[0]._fail("write to", OSError("no more"))
+            with topic.partition(0).writer._changed:
+                topic.partition(0).writer._fail("write to", OSError("no more"))
             topic.reopen_partition(0)
 
         # The file that is being looked at goes aside, and another one takes its place.
@@ -205,7 +205,7 @@ def test_a_log_that_was_killed_is_copied_up_to_what_it_has_acknowledged(
     with open_log(tmp_path / "data", clock) as log:
         topic = log.create_topic("t")
         fill(topic, 0, 5)
-        active = next(topic._wal_folder(0).glob("wal.*.log"))
+        active = next(topic.partition(0).folder.glob("wal.*.log"))
         with active.open("ab") as file:
             file.write(active.read_bytes()[:50])
         with open_log(tmp_path / "data", clock, read_only=True) as beside:
@@ -357,9 +357,9 @@ def test_leader_epochs_are_above_any_that_were_and_offsets_below_the_end_keep_th
         topic = log.create_topic("t", partitions=2)
         fill(topic, 0, 5)
         log.backup(to)
-        [epochs, idle] = [writer.epochs for writer in topic.writers()]
+        [epochs, idle] = [each.writer.epochs for each in topic.all_partitions()]
     with reopened(tmp_path, clock, to) as restored:
-        [now, now_idle] = [writer.epochs for writer in restored.topic("t").writers()]
+        [now, now_idle] = [each.writer.epochs for each in restored.topic("t").all_partitions()]
         assert now[:-1] == epochs and now[-1][0] > epochs[-1][0] + 100 and now[-1][1] == 5
         assert now_idle[-1][0] > idle[-1][0] + 100
         # Sealing takes them into the table.
@@ -482,7 +482,7 @@ def test_a_topic_that_can_not_be_copied_is_named_and_the_others_are_there(
         for name in ("good", "lost"):
             topic = log.create_topic(name)
             fill(topic, 0, 5)
-        next(topic._wal_folder(0).glob("wal.*.log")).unlink()
+        next(topic.partition(0).folder.glob("wal.*.log")).unlink()
         report = log.backup(to)
         assert [each.info.name for each in report.backup.topics] == ["good"]
         assert "topic 'lost' is not in the backup: No WAL file" in report.problems[0]

@@ -1,0 +1,228 @@
+"""A partition of a topic: its WAL and whoever writes it, its readers, what is damaged, and what planning must know."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from lastword.clock import Clock
+from lastword.compaction.holds import Readership
+from lastword.compaction.target import PartitionFacts
+from lastword.config import BrokerConfig, TopicSettings, WalSync, is_internal
+from lastword.errors import ClosedError, CorruptError, UnavailableError, WriteFailedError
+from lastword.folder.leases import LeaseKeeper
+from lastword.folder.paths import foreign_wal_folder, wal_folder
+from lastword.reading.reader import Extent, PartitionReader
+from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
+from lastword.wal import checkpoint as checkpoints
+from lastword.wal import deleter, repair, staged
+from lastword.wal.checkpoint import WriterCheckpoint
+from lastword.wal.recovery import Floor, open_wal
+from lastword.wal.repair import NOT_IN_WAL, DamagedRange
+from lastword.wal.writer import PartitionWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What the partitions of a topic have in common, for as long as the topic is open."""
+
+    topic: str
+    topic_id: UUID
+    table: SegmentTable
+    data_folder: Path
+    config: BrokerConfig
+    clock: Clock
+    leases: LeaseKeeper | None
+    is_foreign: bool
+    """Whether another data folder owns the topic. Its WAL is there, not here."""
+
+
+class Partition:
+    """One partition. The process that writes the log has opened its WAL; every other one reads the WAL's files."""
+
+    def __init__(self, number: int, shared: Shared, settings: TopicSettings) -> None:
+        self.number = number
+        self._shared = shared
+        self._settings = settings
+        self._writer: PartitionWriter | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        """Held while the writer is opened, exchanged or closed. Appends and reads don't need it."""
+
+    @property
+    def folder(self) -> Path:
+        """Its WAL's folder."""
+        data_folder, topic_id = self._shared.data_folder, self._shared.topic_id
+        if self._shared.is_foreign:
+            # What an earlier time as its owner has left here is no part of it.
+            return foreign_wal_folder(data_folder, topic_id) / str(self.number)
+        return wal_folder(data_folder, self._shared.topic, topic_id) / str(self.number)
+
+    # ------------------------------------------------------------------------------------------- writing
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process writes it."""
+        return self._writer is not None
+
+    @property
+    def writer(self) -> PartitionWriter:
+        """Whoever appends to it in this process."""
+        assert self._writer is not None, f"{self._shared.topic} {self.number} is not written by this process"
+        return self._writer
+
+    @property
+    def failed(self) -> str | None:
+        """Why it refuses appends in this process, or None."""
+        return None if self._writer is None else self._writer.failed
+
+    def open(self) -> None:
+        """Open the WAL for appends, and recover it if its last writer was killed."""
+        with self._lock:
+            self._check_not_closed()
+            self._writer = self._open_writer()
+
+    def reopen(self) -> None:
+        """Make it writable again after a failed write or sync. Nothing acknowledged is lost."""
+        with self._lock:
+            self._check_not_closed()
+            # What its closing can't sync any more was not acknowledged.
+            with suppress(WriteFailedError):
+                self.writer.close()
+            self._writer = self._open_writer()
+        if failed := self.failed:
+            raise UnavailableError(failed)
+
+    def roll(self, *, due_only: bool) -> None:
+        """Begin a new WAL file, or do so only if one is due. UnavailableError if that can't be written."""
+        if due_only:
+            self.writer.roll_if_due()
+        else:
+            self.writer.roll()
+
+    def apply(self, settings: TopicSettings) -> None:
+        """Use other settings from now on."""
+        self._settings = settings
+        if self._writer is not None:
+            self._writer.settings = settings
+
+    def close(self) -> None:
+        """Close the WAL in order. It is never opened again."""
+        with self._lock:
+            self._closed = True
+            if self._writer is not None:
+                self._writer.close()
+
+    def _open_writer(self) -> PartitionWriter:
+        shared, settings, folder = self._shared, self._settings, self.folder
+        at = shared.table.snapshot().positions[self.number]
+        opened = open_wal(
+            folder,
+            topic_id=shared.topic_id,
+            partition=self.number,
+            floor=Floor(sealed_end=at.sealed_end, log_start=at.log_start, epochs=at.epochs),
+            now_ms=shared.clock.now_ms(),
+        )
+        writer = PartitionWriter(
+            folder,
+            opened,
+            settings=settings,
+            # What Lastword keeps for itself is acknowledged to its users, whatever they chose for their own records.
+            sync=WalSync(mode="group") if is_internal(shared.topic) else shared.config.wal_sync,
+            clock=shared.clock,
+            producer_expiration_ms=shared.config.producer_id_expiration_ms,
+        )
+        # Before anybody else can append to it.
+        now_ms = shared.clock.now_ms() if settings.message_timestamp_type == "LogAppendTime" else None
+        staged.finish(shared.data_folder, shared.topic_id, self.number, writer, now_ms)
+        return writer
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise ClosedError(f"Topic {self._shared.topic!r} has been closed.")
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def reader(self) -> PartitionReader:
+        """A reader of it. Close it."""
+        self._check_not_closed()
+        return PartitionReader(self._shared.table, self.number, self.folder, self._shared.leases)
+
+    def extent(self, snapshot: Snapshot | None = None) -> Extent:
+        """The offsets that can be read, by a fresh look at table and WAL; the table as of a snapshot, if one is given."""
+        return self.reader().extent(snapshot)
+
+    def log_end(self, snapshot: Snapshot | None = None) -> int:
+        """Where the next record goes: from the writer's memory, or by a look as `extent` takes it."""
+        return self.extent(snapshot).log_end if self._writer is None else self._writer.visible_end
+
+    def facts(self, readership: Readership, snapshot: Snapshot | None = None) -> PartitionFacts:
+        """What planning has to know of it beside the table."""
+        return PartitionFacts(
+            log_end=self.log_end(snapshot),
+            hold=readership.hold(self.number),
+            readers=tuple(readership.active(self.number)),
+            first_append_ms=None if self._writer is None else self._writer.first_append_ms,
+        )
+
+    def checkpoint(self) -> WriterCheckpoint | None:
+        """What its writer has noted last; None if it never had one."""
+        return checkpoints.load_writer(self.folder)
+
+    def local_wal(self, snapshot: Snapshot) -> deleter.LocalWal | None:
+        """Its WAL's files as the deleter sees them; None if it has none yet."""
+        return deleter.look(
+            self._shared.topic,
+            self.number,
+            self.folder,
+            sealed_end=snapshot.positions[self.number].sealed_end,
+            settings=self._settings,
+        )
+
+    # -------------------------------------------------------------------------------------------- damage
+
+    def wal_damage(self, snapshot: Snapshot) -> list[DamagedRange]:
+        """What is damaged in WAL files that are not sealed yet."""
+        saved = self.checkpoint()
+        if saved is None:
+            return []
+        at = snapshot.positions[self.number]
+        return repair.inspect(self.folder, saved, from_offset=max(at.sealed_end, at.log_start))
+
+    def sealed_damage(self, snapshot: Snapshot) -> list[DamagedRange]:
+        """The segments of a snapshot that can't be read. All are read: for small topics."""
+        table, at = self._shared.table, snapshot.positions[self.number]
+        found: list[DamagedRange] = []
+        for segment in table.plan(snapshot, self.number, at.log_start):
+            try:
+                for _ in table.read(segment, None, at.log_start):
+                    pass
+            except (CorruptError, SegmentGoneError) as error:
+                found.append(
+                    DamagedRange(
+                        path=segment.path,
+                        seq=NOT_IN_WAL,
+                        position=0,
+                        end_position=segment.size_bytes,
+                        first_offset=max(segment.first_offset, at.log_start),
+                        end_offset=segment.last_offset + 1,
+                        problem=str(error),
+                    )
+                )
+        return found
+
+    def skip(self, damaged: Sequence[DamagedRange]) -> None:
+        """Leave damaged ranges of rolled WAL files behind, so that sealing and reading go on after them."""
+        with self._lock:
+            self._check_not_closed()
+            self.writer.close()
+            saved = self.checkpoint()
+            assert saved is not None
+            try:
+                repair.skip(self.folder, saved, damaged)
+            finally:
+                self._writer = self._open_writer()
