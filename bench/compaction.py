@@ -209,7 +209,7 @@ class Bench:
         name = f"bench-{self._number}"
         config = {"cleanup.policy": "compact", "segment.bytes": segment_bytes}
         self.log.create_topic(name, partitions=partitions, config=config)
-        return self.log._load(name)
+        return self.log._topics.load(name)
 
     def target(self, segments: list[Segment], partitions: int, segment_bytes: int = 2**30) -> Target:
         """A new topic that consists of these files; compaction leaves the files themselves alone."""

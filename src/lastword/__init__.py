@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lastword.log import Log, MaintenanceReport, open  # noqa: A004
     from lastword.log.describing import PartitionDescription, TopicDescription
     from lastword.log.topic import RecordPosition, Topic
+    from lastword.log.worker import Worker
     from lastword.maintenance.backup.make import BackupReport
     from lastword.maintenance.backup.restore import RestoreReport
     from lastword.maintenance.backup.restoring import backups, restore
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from lastword.maintenance.relocating import Relocation, relocate
     from lastword.maintenance.tiering import SealReport
     from lastword.maintenance.verify import VerifyReport
-    from lastword.maintenance.worker import Worker
     from lastword.reading.readers import Reader
     from lastword.reading.timetravel import AsOf
     from lastword.record import RECORD_SCHEMA, NewRecord, Record, TimestampType
@@ -93,7 +93,7 @@ _HOMES = {
     "lastword.log.describing": ("PartitionDescription", "TopicDescription"),
     "lastword.log.topic": ("RecordPosition", "Topic"),
     "lastword.maintenance.verify": ("VerifyReport",),
-    "lastword.maintenance.worker": ("Worker",),
+    "lastword.log.worker": ("Worker",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -16,7 +16,7 @@ from tests.support.cli import Cli
 from tests.support.waiting import wait_until
 
 import lastword
-from lastword.maintenance.worker import Worker
+from lastword.log.worker import Worker
 from lastword.maintenance.worker_state import load_status
 
 SETTINGS = """\

@@ -85,7 +85,7 @@ def test_a_topic_of_some_size(log: Log, clock: ManualClock, spark_engine: SparkE
     use(log, spark_engine)
     report = log.compact(["t"])
     _is_whole(report)
-    table = log._load("t")
+    table = log._topics.load("t")
     for partition, words in enumerate(expected):
         left = sealed_records(table, partition)
         assert [(each.offset, each.key, each.value) for each in left] == sorted(
@@ -143,7 +143,9 @@ def test_a_task_that_is_killed_is_done_again(
     assert engine.kills == 1
     assert [each.problem for each in report.partitions] == [None, None]
     for partition, words in enumerate(expected):
-        found = [(each.offset, each.key, each.value) for each in sealed_records(log._load("t"), partition)]
+        found = [
+            (each.offset, each.key, each.value) for each in sealed_records(log._topics.load("t"), partition)
+        ]
         assert found == sorted((offset, key, value) for key, (offset, value) in words.items())
     assert log.plan_compaction() == []
     engine.close()
@@ -156,12 +158,12 @@ def test_one_that_is_killed_each_time_is_reported_and_nothing_is_damaged(
     tmp_path: Path,
 ) -> None:
     expected = last_words(small, 1)
-    before = sealed_records(log._load("t"), 0)
+    before = sealed_records(log._topics.load("t"), 0)
     engine = deadly(log, spark_engine, tmp_path, times=1000)
     report = log.compact(["t"])
     assert engine.kills >= 3
     assert [each.problem is None for each in report.partitions] == [False, True]
-    table = log._load("t")
+    table = log._topics.load("t")
     assert sealed_records(table, 0) == before
     assert table.snapshot().positions[0].first_dirty == 0
     assert [each.offset for each in sealed_records(table, 1)] == sorted(

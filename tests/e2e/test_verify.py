@@ -33,7 +33,7 @@ def log(tmp_path: Path, clock: ManualClock) -> Iterator[Log]:
 
 
 def check(log: Log, engine: SparkEngine, before: int | None = None) -> VerifyReport:
-    table = log._load("t")
+    table = log._topics.load("t")
     return verify(table, *choose_snapshots(table, before), log.topic("t").settings, engine)
 
 
@@ -179,7 +179,7 @@ def test_it_finds_planted_damage(
 ) -> None:
     fill(log, clock)
     log.compact(asked_for=True)
-    table = log._load("t")
+    table = log._topics.load("t")
     good = table.snapshot()
     old, new = rewritten(table, change)
     table.replace(good, [old], [new], {}, operation="compact")
@@ -196,7 +196,7 @@ def test_a_record_that_came_back_is_found(
     spark_engine: SparkEngine,  # noqa: F811
 ) -> None:
     fill(log, clock)
-    table = log._load("t")
+    table = log._topics.load("t")
     before = table.snapshot()
     originals = table.plan(before, 0)
     log.compact(asked_for=True)

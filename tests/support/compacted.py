@@ -92,7 +92,7 @@ class Twin:
         self.topic = self.log.create_topic(
             "t", partitions=partitions, config={**topic_config(policy), **(config or {})}
         )
-        self.table: SegmentTable = self.log._load("t")
+        self.table: SegmentTable = self.log._topics.load("t")
         self.models = [Partition(policy) for _ in range(partitions)]
 
     def close(self) -> None:

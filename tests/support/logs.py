@@ -71,14 +71,14 @@ def abandon(log: Log) -> None:
     log._leases._stop.set()
     if log._leases._thread is not None:
         log._leases._thread.join()
-    for topic in log._topics.values():
+    for topic in log._topics.opened.values():
         topic._closed = True
         for partition in topic.all_partitions():
             partition._closed = True
             partition.writer._release()
             partition.writer._closed = True
     log._catalog.close()
-    log._closed = True
+    log._topics.is_closed = True
     assert log._writer_role is not None and log._writer_role._fd is not None
     os.close(log._writer_role._fd)
     log._writer_role._fd = None

@@ -22,8 +22,8 @@ from lastword.broker.nulls import refusing_nulls
 from lastword.broker.wire import Handler, Peer, Request
 from lastword.config import check_new_topic_name, check_not_internal, check_topic_config
 from lastword.errors import LastwordError, UnknownTopicError
-from lastword.log.log import MAX_PARTITIONS
 from lastword.log.topic import Topic
+from lastword.log.topics import MAX_PARTITIONS
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from lastword.log import Log
-    from lastword.maintenance.worker import Worker
+    from lastword.log.worker import Worker
 
 logger = logging.getLogger(__name__)
 

@@ -49,9 +49,7 @@ def worker(
 
     if once:
         # Its errors are in the result.
-        set_up_logging(
-            session.verbose, ["lastword.maintenance.worker", "lastword.log", "lastword.compaction.job"]
-        )
+        set_up_logging(session.verbose, ["lastword.log.worker", "lastword.log", "lastword.compaction.job"])
         _show_status(session, session.backend.run_worker_once())
         return
     with lastword.open(session.data_folder, config=session.config, maintain_only=True, create=False) as log:
@@ -98,7 +96,7 @@ _WHAT = {
 
 
 def _jobs(config: BrokerConfig) -> list[tuple[str, str, int, int]]:
-    from lastword.maintenance.worker import schedule
+    from lastword.log.worker import schedule
 
     return [(name, _WHAT[name], first, every) for name, (first, every) in schedule(config).items()]
 

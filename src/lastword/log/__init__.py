@@ -1,6 +1,9 @@
 """The log: topics, their partitions, and who may do what to them.
 
-log.py            a log and its roles
+log.py            a log: whoever opens it, what may be asked of it, who may do so
+topics.py         its topics: those that are open, those in the catalog; creating, altering, deleting
+jobs.py           what is done to all topics: retention, compaction, erasure, verification
+worker.py         when that is done in the background
 topic.py          a topic, which spreads appends over its partitions, reads and seals them
 partition.py      a partition: its WAL and whoever writes it, its readers, what planning must know of it
 routing.py        which partition a record goes to
@@ -11,6 +14,7 @@ measuring.py      what is exported of each topic as metrics
 announcements.py  how a job tells the writer's process of a commit before it makes it
 """
 
-from lastword.log.log import Log, MaintenanceReport, open  # noqa: A004
+from lastword.log.jobs import MaintenanceReport
+from lastword.log.log import Log, open  # noqa: A004
 
 __all__ = ["Log", "MaintenanceReport", "open"]

@@ -82,8 +82,8 @@ class Topic:
         leases: LeaseKeeper | None,
         writes: bool,
         maintenance: Callable[..., AbstractContextManager[object]] | None,
-        ask_to_roll: Callable[[bool], list[tuple[int, str]]],
-        compaction_service: Callable[[], TopicCompactionService],
+        ask_to_roll: Callable[[str, bool], list[tuple[int, str]]],
+        compaction_service: Callable[[str], TopicCompactionService],
         foreign: NotOwnerError | None = None,
         may_append: Callable[[], None] | None = None,
     ) -> None:
@@ -382,7 +382,7 @@ class Topic:
         return stream(
             readers,
             {each: start_offset(reader, start) for each, reader in readers.items()},
-            service=self._compaction_service() if compacted else None,
+            service=self._compaction_service(self.name) if compacted else None,
             follow_until=(lambda: self._closed) if follow else None,
             clock=self._clock,
         )
@@ -676,7 +676,7 @@ class Topic:
     ) -> SealReport:
         with self._as_maintenance(Lane.SEAL):
             assert self._leases is not None
-            failed = self.roll(due_only=due_only) if self._writes else self._ask_to_roll(due_only)
+            failed = self.roll(due_only=due_only) if self._writes else self._ask_to_roll(self.name, due_only)
             folders = [each.folder for each in self.all_partitions()]
             report = tiering.seal(
                 self._table,

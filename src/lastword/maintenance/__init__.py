@@ -5,8 +5,7 @@ retention.py     retention, expiry of snapshots, collection of files
 erase.py         erasing keys, also from the past
 remains.py       what an erasure could not remove
 verify.py        proof that a compaction kept the rules
-worker.py        the background work, job by job
-worker_state.py  what it has done and what is next
+worker_state.py  what the worker has done and what is next
 lanes.py         which jobs may run beside each other
 backup/          copies of a whole log
 relocating.py    a folder that was moved or copied

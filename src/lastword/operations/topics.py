@@ -79,7 +79,7 @@ def alter_topic(
     partitions: int | None,
 ) -> Data:
     """Needs the writer."""
-    from lastword.log.log import warning_of_more_partitions
+    from lastword.log.topics import warning_of_more_partitions
 
     unset = list(unset)
     if not set_config and not unset and partitions is None:

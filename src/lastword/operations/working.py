@@ -11,7 +11,7 @@ from lastword.maintenance.worker_state import load_status
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lastword.maintenance.worker import Worker
+    from lastword.log.worker import Worker
     from lastword.maintenance.worker_state import WorkerStatus
 
 

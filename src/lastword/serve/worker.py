@@ -21,7 +21,7 @@ from lastword.folder.channel import JobServer, ReportProgress
 from lastword.folder.locks import Role, RoleLock
 from lastword.log import Log
 from lastword.log import open as open_log
-from lastword.maintenance.worker import Worker
+from lastword.log.worker import Worker
 from lastword.operations import backups, cleaning, compaction, explaining, topics, working
 from lastword.operations.maintaining import wait_for_maintenance
 from lastword.serve.child import Leash, ServeOptions

@@ -344,7 +344,7 @@ def test_a_topic_that_was_deleted_and_created_again_is_not_taken_for_one_that_wa
         created: list[lastword.Topic] = []
         monkeypatch.setattr(log._catalog._loader, "pointers", create_again)
         for lost in log._ownership.confirm(log._catalog):
-            log._lost(lost)
+            log._topics.lost(lost)
         assert log.topic("t") is created[0]
         fill(created[0], 0, 1)
         assert values(log.topic("t").read()) == [0]

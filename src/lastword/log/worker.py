@@ -23,10 +23,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self
 
 from lastword import metrics
 from lastword.clock import Clock, monotonic_s
@@ -42,15 +42,11 @@ from lastword.maintenance.worker_state import (
     WorkerStatus,
     load_status,
 )
-from lastword.segments.listing import Visited
 
 if TYPE_CHECKING:
-    from lastword.compaction.job import CompactionReport
-    from lastword.maintenance.tiering import SealReport
+    from lastword.log.log import Log
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 RetentionStep = Literal["retention", "delete", "expire", "collect"]
 """What a round of retention consists of: sealed segments, WAL files, snapshots, files that nothing names."""
@@ -62,54 +58,6 @@ _LONGEST_WAIT_MS = 1_000
 
 
 Lane = Literal["seal", "clean", "tidy", "measure"]
-
-
-class MaintainedTopic(Protocol):
-    """What the worker asks of a topic."""
-
-    def seal_rolled(
-        self, *, progress: Callable[[int, int], None] | None, stop: Callable[[], bool]
-    ) -> SealReport: ...
-
-
-class RetentionOutcome(Protocol):
-    """What the worker looks at in the report of a retention round."""
-
-    @property
-    def problems(self) -> tuple[tuple[str, str], ...]: ...
-
-
-class Maintained(Protocol):
-    """What the worker asks of a log."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def config(self) -> BrokerConfig: ...
-
-    def own_topics(self) -> list[str]: ...
-
-    def topic(self, name: str) -> MaintainedTopic: ...
-
-    def visit(self, act: Callable[[str], T], names: Iterable[str]) -> Visited[T]: ...
-
-    def compact(
-        self,
-        *,
-        exclude: Collection[Place],
-        last: Sequence[Place],
-        begin: Callable[[Sequence[Place]], None],
-        stop: Callable[[], bool],
-    ) -> CompactionReport: ...
-
-    def measure(self) -> None: ...
-
-    def run_retention(
-        self, *, steps: Iterable[RetentionStep], turns: Turns | None, stop: Callable[[], bool]
-    ) -> RetentionOutcome: ...
-
-    def finish_erasures(self) -> list[str]: ...
 
 
 def pause_ms(failures: int) -> int:
@@ -155,7 +103,7 @@ class _Unsealed:
 class Worker:
     """Runs a log's maintenance when it is due."""
 
-    def __init__(self, log: Maintained, clock: Clock) -> None:
+    def __init__(self, log: Log, clock: Clock) -> None:
         self._log = log
         self._clock = clock
         self._stop = threading.Event()
