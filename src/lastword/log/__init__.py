@@ -7,6 +7,7 @@ worker.py         when that is done in the background
 topic.py          a topic, which spreads appends over its partitions, reads and seals them
 partition.py      a partition: its WAL and whoever writes it, its readers, what planning must know of it
 routing.py        which partition a record goes to
+appending.py      how batches get into partitions, and what is acknowledged
 encoding.py       records as record batches, and what must hold for a batch
 describing.py     what a topic is and where its records are
 lifecycle.py      how topics begin and end

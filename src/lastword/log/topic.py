@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -23,16 +22,14 @@ from lastword.config import BrokerConfig, TopicSettings, check_not_internal, is_
 from lastword.errors import (
     ClosedError,
     InvalidError,
-    InvalidRecordError,
     LastwordError,
     NotOwnerError,
     OffsetOutOfRangeError,
-    PartlyAppendedError,
     UnavailableError,
-    WriteFailedError,
 )
 from lastword.folder.leases import LeaseKeeper
 from lastword.log import describing
+from lastword.log.appending import Batches, append_batches, append_produced
 from lastword.log.describing import TopicDescription
 from lastword.log.encoding import encode_records, encode_rows, limits_of, payload_of
 from lastword.log.partition import Partition, Shared
@@ -53,7 +50,7 @@ from lastword.segments.sketch import Sketches
 from lastword.segments.table import SegmentTable, Snapshot, TopicInfo, look_again
 from lastword.wal import deleter, staged
 from lastword.wal.repair import DamagedRange
-from lastword.wal.writer import PartitionWriter, Produced
+from lastword.wal.writer import PartitionWriter
 
 if TYPE_CHECKING:
     from lastword.compaction.service import TopicCompactionService
@@ -203,11 +200,17 @@ class Topic:
             each = self._router.route(record.key, own, self.partitions)
             by_partition.setdefault(each, []).append(index)
         now_ms = self._clock.now_ms()
-        batches: list[tuple[int, bytes]] = []
-        for each, indexes in by_partition.items():
-            chosen = [given[index] for index in indexes]
-            encoded = encode_records(chosen, self._settings, now_ms=now_ms, compression=compression)
-            batches += [(each, data) for data in encoded]
+        batches = {
+            each: list(
+                encode_records(
+                    [given[index] for index in indexes],
+                    self._settings,
+                    now_ms=now_ms,
+                    compression=compression,
+                )
+            )
+            for each, indexes in by_partition.items()
+        }
         positions: list[RecordPosition | None] = [None] * len(given)
         for each, offsets in self._append_batches(batches, now_ms).items():
             for index, offset in zip(by_partition[each], offsets, strict=True):
@@ -243,7 +246,9 @@ class Topic:
         record.RECORD_SCHEMA) and `partition`. Rows without a partition go where their key belongs.
         """
         check_not_internal(self.name, "appended to")
-        batches = self.encode_arrow(records, partition=partition, compression=compression)
+        batches: dict[int, list[bytes]] = {}
+        for each, data in self.encode_arrow(records, partition=partition, compression=compression):
+            batches.setdefault(each, []).append(data)
         return self._append_batches(batches, self._clock.now_ms())
 
     def encode_arrow(
@@ -272,22 +277,13 @@ class Topic:
         before it are missing, FencedProducerError if a newer producer has its id.
         """
         check_not_internal(self.name, "appended to")
-        writer = self.writer(partition)
-        now_ms = self._clock.now_ms()
-        limits = self.limits(now_ms)
-        batch.validate(data, limits)
-        header = batch.read_header(data)
-        assert header is not None
-        append_time_ms = now_ms if limits.log_append_time else None
-        (result,) = writer.stage_produced([Produced(header, bytearray(data), append_time_ms, None)])
-        if isinstance(result, InvalidRecordError):
-            raise result
-        writer.settle(result.end_offset)
-        self.check_owned()
-        if not result.is_duplicate:
-            metrics.RECORDS_APPENDED.labels(self.name).inc(header.record_count)
-            metrics.BYTES_APPENDED.labels(self.name).inc(len(data))
-        return result.base_offset
+        return append_produced(
+            self.name,
+            data,
+            self.writer(partition),
+            limits=self.limits(self._clock.now_ms()),
+            check_owned=self.check_owned,
+        )
 
     def append_staged(self, sink: str, number: int) -> int:
         """Append a unit that was staged, exactly once; how many records this call has appended. See staged.py."""
@@ -307,45 +303,15 @@ class Topic:
         metrics.RECORDS_APPENDED.labels(self.name).inc(appended)
         return appended
 
-    def _append_batches(
-        self, batches: Sequence[tuple[int, bytes | memoryview]], now_ms: int
-    ) -> dict[int, range]:
-        """Check all of them, then write; the offsets that the batches of each partition got together."""
+    def _append_batches(self, batches: Batches, now_ms: int) -> dict[int, range]:
         self._check_writer()
-        limits = self.limits(now_ms)
-        by_partition: dict[int, list[bytes | memoryview]] = {}
-        for partition, data in batches:
-            by_partition.setdefault(self._check_partition(partition), []).append(data)
-            batch.validate(data, limits)
-        writers = {partition: self.partition(partition).writer for partition in by_partition}
-        for writer in writers.values():
-            # Before anything is written: then nothing is.
-            if writer.failed is not None:
-                raise WriteFailedError(writer.failed)
-        append_time_ms = now_ms if limits.log_append_time else None
-        offsets: dict[int, range] = {}
-        failed: LastwordError | None = None
-        for partition, own in by_partition.items():
-            try:
-                offsets[partition] = writers[partition].stage_all(own, append_time_ms=append_time_ms)
-            except LastwordError as error:
-                failed = error
-                break
-        for partition, span in list(offsets.items()):
-            try:
-                writers[partition].settle(span.stop)
-            except LastwordError as error:
-                failed = failed or error
-                del offsets[partition]
-        # A sync may take long: what was lost meanwhile is not acknowledged.
-        self.check_owned()
-        metrics.RECORDS_APPENDED.labels(self.name).inc(sum(map(len, offsets.values())))
-        metrics.BYTES_APPENDED.labels(self.name).inc(
-            sum(len(data) for each in offsets for data in by_partition[each])
+        return append_batches(
+            self.name,
+            batches,
+            lambda partition: self.partition(partition).writer,
+            limits=self.limits(now_ms),
+            check_owned=self.check_owned,
         )
-        if failed is not None:
-            raise _partly(offsets, by_partition.keys() - offsets.keys(), failed) if offsets else failed
-        return offsets
 
     def limits(self, now_ms: int, *, max_timestamp_corrected: bool = False) -> batch.Limits:
         """What must hold for a batch that is appended now."""
@@ -492,8 +458,9 @@ class Topic:
 
         Spark's processes open the data folder themselves: with its lastword.yaml, or the file that `config` names.
         """
-        # This module stands below the one that knows Spark.
-        import_module("lastword.spark").register(spark)
+        from lastword.spark import register
+
+        register(spark)
         reader = (
             spark.read.format("lastword").option("path", str(self._data_folder)).option("topic", self.name)
         )
@@ -782,15 +749,3 @@ def _bytes(text: bytes | str | None) -> bytes | None:
 
 def _one_each(partition: int | Sequence[int | None] | None, count: int) -> Sequence[int | None]:
     return [partition] * count if partition is None or isinstance(partition, int) else partition
-
-
-def _partly(
-    appended: Mapping[int, range], others: Iterable[int], failed: LastwordError
-) -> PartlyAppendedError:
-    places = ", ".join(f"{each} (offsets {own.start} to {own.stop - 1})" for each, own in appended.items())
-    left = ", ".join(map(str, sorted(others)))
-    return PartlyAppendedError(
-        f"The records for partition {places} were appended, those for partition {left} were not acknowledged: {failed} "
-        f"Send only the latter again; of a partition that has failed, some may turn out to be in the log.",
-        appended={each: (own.start, own.stop - 1) for each, own in appended.items()},
-    )
