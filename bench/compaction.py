@@ -28,7 +28,7 @@ from lastword.compaction.job import Compactor
 from lastword.compaction.spark import SparkEngine
 from lastword.compaction.target import PartitionFacts, Target
 from lastword.log import Log
-from lastword.segments.table import Segment, TopicInfo
+from lastword.segments.model import Segment, TopicInfo
 
 PARTS = ("ways", "parts", "growth", "second", "memory")
 ROWS_A_SEGMENT = 250_000

@@ -31,7 +31,7 @@ from lastword.admin.jobs import Jobs
 from lastword.admin.server import AdminServer
 from lastword.broker.server import Broker
 from lastword.log import Log
-from lastword.segments.table import Positions, Segment
+from lastword.segments.model import Positions, Segment
 
 TOPICS = 1000
 PARTITIONS = 200

@@ -44,8 +44,8 @@ from lastword.compaction.service import (
 )
 from lastword.errors import StorageError
 from lastword.record import PAYLOAD_SCHEMA, Record
+from lastword.segments.model import Segment, Snapshot
 from lastword.segments.rows import clip, to_records, with_partition
-from lastword.segments.table import Segment, Snapshot
 
 FOLDER_VARIABLE = "LASTWORD_COPY_FOLDER"
 BUCKETS = 16

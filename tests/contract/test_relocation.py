@@ -19,11 +19,11 @@ from tests.support.segments import Place, append, local_place, new_topic, offset
 from lastword.clock import SystemClock
 from lastword.errors import CorruptError, StorageError, TopicExistsError
 from lastword.folder import steps
+from lastword.segments.catalog import sqlite_properties
 from lastword.segments.fileio import SyncedFileIO
-from lastword.segments.iceberg import sqlite_properties
-from lastword.segments.iceberg_table import IcebergTable
+from lastword.segments.model import Positions
 from lastword.segments.relocation import rewrite
-from lastword.segments.table import Positions
+from lastword.segments.table import SegmentTable
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place.close()
 
 
-def filled(place: Place, name: str = "events") -> IcebergTable:
+def filled(place: Place, name: str = "events") -> SegmentTable:
     """A topic of two partitions with several snapshots, of which one removed a file, and shared manifests."""
     table = place.open().create(new_topic(name))
     replaced = append(table, 0)
@@ -65,7 +65,7 @@ def copied(place: Place, folder: Path) -> Place:
     )
 
 
-def entries_of(table: IcebergTable) -> dict[int, list[tuple[object, ...]]]:
+def entries_of(table: SegmentTable) -> dict[int, list[tuple[object, ...]]]:
     """Everything that the manifests of each snapshot say of each file, with its name instead of its path."""
 
     def facts(entry: ManifestEntry) -> tuple[object, ...]:
@@ -95,7 +95,7 @@ def entries_of(table: IcebergTable) -> dict[int, list[tuple[object, ...]]]:
     return found
 
 
-def named_paths(table: IcebergTable) -> str:
+def named_paths(table: SegmentTable) -> str:
     """All that the metadata says, as text: the metadata file, the manifest lists and the manifests."""
     iceberg = table._refresh()
     texts = [FromInputFile.table_metadata(iceberg.io.new_input(iceberg.metadata_location)).model_dump_json()]

@@ -37,10 +37,10 @@ from lastword.errors import (
 )
 from lastword.folder import steps
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
-from lastword.segments.iceberg import IcebergCatalog
-from lastword.segments.iceberg_table import IcebergTable
+from lastword.segments.catalog import SegmentCatalog
+from lastword.segments.model import Collected, Positions, SegmentGoneError, retry_on_conflict
 from lastword.segments.parquet import STREAM_ROWS
-from lastword.segments.table import Collected, Positions, SegmentGoneError, retry_on_conflict
+from lastword.segments.table import SegmentTable
 
 
 @pytest.fixture(params=["local", "s3", "postgres"])
@@ -64,16 +64,16 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.fixture
-def catalog(place: Place) -> IcebergCatalog:
+def catalog(place: Place) -> SegmentCatalog:
     return place.open()
 
 
 @pytest.fixture
-def table(catalog: IcebergCatalog) -> IcebergTable:
+def table(catalog: SegmentCatalog) -> SegmentTable:
     return catalog.create(new_topic())
 
 
-def remove(catalog: IcebergCatalog, name: str) -> None:
+def remove(catalog: SegmentCatalog, name: str) -> None:
     """Drop a topic and remove its files."""
     found = catalog.place(name)
     catalog.drop(name, found.topic_id)
@@ -82,7 +82,7 @@ def remove(catalog: IcebergCatalog, name: str) -> None:
 
 class TestCatalog:
     def test_a_created_topic_is_found_with_all_that_was_given(
-        self, place: Place, catalog: IcebergCatalog
+        self, place: Place, catalog: SegmentCatalog
     ) -> None:
         topic = replace(new_topic("orders", 3), config={"cleanup.policy": "compact", "retention.ms": "-1"})
 
@@ -99,7 +99,7 @@ class TestCatalog:
         assert loaded.location.endswith(f"/default/orders/{topic.id.hex}")
         assert loaded.plan(loaded.snapshot()) == []
 
-    def test_names_with_dots_dashes_and_underscores_are_kept_apart(self, catalog: IcebergCatalog) -> None:
+    def test_names_with_dots_dashes_and_underscores_are_kept_apart(self, catalog: SegmentCatalog) -> None:
         names = ["a", "a-b", "a.b", "a.b.c", "a.b_c", "a_b", "a_b.c", "x.a"]
         for name in names:
             catalog.create(new_topic(name))
@@ -110,7 +110,7 @@ class TestCatalog:
         assert [catalog.load(name).snapshot().topic.name for name in names] == names
 
     def test_a_name_that_is_taken_is_refused_and_leaves_nothing(
-        self, place: Place, catalog: IcebergCatalog
+        self, place: Place, catalog: SegmentCatalog
     ) -> None:
         table = catalog.create(new_topic("events"))
         before = place.files()
@@ -122,7 +122,7 @@ class TestCatalog:
         assert table.snapshot().operation == "create"
 
     def test_a_name_that_is_taken_in_the_last_moment_is_refused_and_leaves_nothing(
-        self, place: Place, catalog: IcebergCatalog
+        self, place: Place, catalog: SegmentCatalog
     ) -> None:
         winner = new_topic("events")
 
@@ -141,14 +141,14 @@ class TestCatalog:
         assert catalog.load("events").snapshot().topic == winner
         assert all(winner.id.hex in path for path in place.files())
 
-    def test_unknown_topics(self, catalog: IcebergCatalog) -> None:
+    def test_unknown_topics(self, catalog: SegmentCatalog) -> None:
         with pytest.raises(UnknownTopicError):
             catalog.load("nobody")
         with pytest.raises(UnknownTopicError):
             catalog.load("no.body")
 
     def test_drop_leaves_nothing_of_the_topic_and_all_of_its_neighbours(
-        self, place: Place, catalog: IcebergCatalog
+        self, place: Place, catalog: SegmentCatalog
     ) -> None:
         neighbour, doomed = catalog.create(new_topic("foo-bar")), catalog.create(new_topic("foo"))
         append(neighbour, 0)
@@ -166,7 +166,7 @@ class TestCatalog:
             doomed.snapshot()
         assert offsets_of(neighbour, neighbour.snapshot()) == list(range(10))
 
-    def test_drop_removes_empty_folders(self, place: Place, catalog: IcebergCatalog) -> None:
+    def test_drop_removes_empty_folders(self, place: Place, catalog: SegmentCatalog) -> None:
         if not isinstance(place.file_system, pafs.LocalFileSystem):
             pytest.skip("object stores have no folders")
         catalog.create(new_topic("ns.foo"))
@@ -174,7 +174,7 @@ class TestCatalog:
         assert not (Path(place.root) / "ns").exists()
 
     def test_a_drop_that_comes_late_leaves_the_topic_that_was_created_again(
-        self, place: Place, catalog: IcebergCatalog
+        self, place: Place, catalog: SegmentCatalog
     ) -> None:
         old, new = new_topic("foo"), new_topic("foo")
         append(catalog.create(old), 0)
@@ -198,7 +198,7 @@ class TestCatalog:
         assert offsets_of(table, table.snapshot()) == list(range(10))
 
     def test_a_commit_that_comes_between_does_not_keep_a_topic(
-        self, place: Place, catalog: IcebergCatalog
+        self, place: Place, catalog: SegmentCatalog
     ) -> None:
         topic = new_topic("foo")
         catalog.create(topic)
@@ -216,7 +216,7 @@ class TestCatalog:
         assert catalog.list() == []
 
     def test_files_are_removed_from_a_place_of_one_topic_alone(
-        self, place: Place, catalog: IcebergCatalog
+        self, place: Place, catalog: SegmentCatalog
     ) -> None:
         topic = new_topic("foo")
         table = catalog.create(topic)
@@ -227,7 +227,7 @@ class TestCatalog:
         assert place.files() == before
 
     def test_a_table_that_can_not_be_read_is_found_and_dropped(
-        self, place: Place, catalog: IcebergCatalog
+        self, place: Place, catalog: SegmentCatalog
     ) -> None:
         topic = new_topic("foo")
         table = catalog.create(topic)
@@ -245,7 +245,7 @@ class TestCatalog:
         assert place.files() == []
 
     def test_a_table_that_can_not_be_read_goes_back_to_an_older_state(
-        self, place: Place, catalog: IcebergCatalog
+        self, place: Place, catalog: SegmentCatalog
     ) -> None:
         table = catalog.create(new_topic("foo"))
         append(table, 0)
@@ -271,7 +271,7 @@ class TestCatalog:
         assert offsets_of(table, table.snapshot()) == list(range(20))
 
     def test_a_topic_created_again_shares_nothing_with_the_old_one(
-        self, place: Place, catalog: IcebergCatalog
+        self, place: Place, catalog: SegmentCatalog
     ) -> None:
         old = catalog.create(new_topic("foo"))
         segment = append(old, 0)
@@ -288,7 +288,7 @@ class TestCatalog:
 
 
 class TestRecords:
-    def test_everything_comes_back_as_it_was(self, table: IcebergTable) -> None:
+    def test_everything_comes_back_as_it_was(self, table: SegmentTable) -> None:
         batch = records(
             5,
             6,
@@ -317,7 +317,7 @@ class TestRecords:
         assert (segment.records, segment.null_keys, segment.null_values) == (6, 1, 1)
         assert (segment.min_timestamp_ms, segment.max_timestamp_ms) == (START_MS - 5, START_MS + 9)
 
-    def test_columns_and_a_first_offset(self, table: IcebergTable) -> None:
+    def test_columns_and_a_first_offset(self, table: SegmentTable) -> None:
         segment = write_segment(table, records(100, 50_000))
 
         batches = list(table.read(segment, columns=["key", "timestamp"], from_offset=40_000))
@@ -333,7 +333,7 @@ class TestRecords:
         assert list(table.read(segment, from_offset=50_100)) == []
         assert sum(batch.num_rows for batch in table.read(segment, from_offset=3)) == 50_000
 
-    def test_a_stream_has_the_same_records_a_few_at_a_time(self, table: IcebergTable) -> None:
+    def test_a_stream_has_the_same_records_a_few_at_a_time(self, table: SegmentTable) -> None:
         segment = write_segment(
             table, records(100, 40_000, values=[None if i % 3 else b"%d" % i for i in range(40_000)])
         )
@@ -354,7 +354,7 @@ class TestRecords:
         assert some.column_names == ["key", "offset"]
         assert some.column("offset").to_pylist() == list(range(100 + 16_384, 100 + 2 * 16_384))
 
-    def test_times_and_counts_of_a_span(self, table: IcebergTable) -> None:
+    def test_times_and_counts_of_a_span(self, table: SegmentTable) -> None:
         first = records(100, 20_000)
         gap = records(30_000, 20_000, types=[TimestampType.NONE] * 20_000)
         with table.writer(0, 100, "job") as writer:
@@ -373,7 +373,7 @@ class TestRecords:
             turned = list(table.files.times(segment, start, end, backwards=True))
             assert [each for own, _ in turned for each in own[::-1].tolist()] == expected[::-1]
 
-    def test_row_groups_bound_memory(self, table: IcebergTable) -> None:
+    def test_row_groups_bound_memory(self, table: SegmentTable) -> None:
         big = [b"x" * (30 << 20)] * 5
         segment = write_segment(table, records(0, 5, values=big))
         rows = [batch.num_rows for batch in table.read(segment)]
@@ -381,7 +381,7 @@ class TestRecords:
         assert max(rows) == 2
 
     def test_a_segment_in_the_table_says_what_its_writer_said(
-        self, place: Place, table: IcebergTable
+        self, place: Place, table: SegmentTable
     ) -> None:
         batch = records(0, 4, keys=[b"a", None, None, b"b"], values=[None, None, b"", b"x"])
         written = write_segment(table, batch)
@@ -393,14 +393,14 @@ class TestRecords:
         assert (written.null_keys, written.null_values) == (2, 2)
         assert written.size_bytes == len(place.read_bytes(written.path))
 
-    def test_a_writer_that_wrote_nothing_makes_no_file(self, place: Place, table: IcebergTable) -> None:
+    def test_a_writer_that_wrote_nothing_makes_no_file(self, place: Place, table: SegmentTable) -> None:
         before = place.files()
         with table.writer(0, 0, "job") as writer:
             writer.write(records(0, 0))
             assert writer.close() is None
         assert place.files() == before
 
-    def test_an_abandoned_writer_leaves_no_file(self, place: Place, table: IcebergTable) -> None:
+    def test_an_abandoned_writer_leaves_no_file(self, place: Place, table: SegmentTable) -> None:
         before = place.files()
         with pytest.raises(ZeroDivisionError), table.writer(0, 0, "job") as writer:
             writer.write(records(0, 40_000))
@@ -408,18 +408,18 @@ class TestRecords:
         assert place.files() == before
 
     @pytest.mark.parametrize("second", [records(9, 1), records(3, 1)])
-    def test_offsets_must_rise(self, table: IcebergTable, second: pa.RecordBatch) -> None:
+    def test_offsets_must_rise(self, table: SegmentTable, second: pa.RecordBatch) -> None:
         with pytest.raises(ValueError, match="must rise"), table.writer(0, 0, "job") as writer:
             writer.write(records(0, 10))
             writer.write(second)
 
-    def test_timestamps_must_be_filled_in(self, table: IcebergTable) -> None:
+    def test_timestamps_must_be_filled_in(self, table: SegmentTable) -> None:
         batch = records(0, 2)
         missing = batch.set_column(1, PAYLOAD_SCHEMA.field(1), pa.nulls(2, PAYLOAD_SCHEMA.field(1).type))
         with pytest.raises(ValueError, match="timestamp"), table.writer(0, 0, "job") as writer:
             writer.write(missing)
 
-    def test_a_segment_that_is_gone(self, place: Place, table: IcebergTable) -> None:
+    def test_a_segment_that_is_gone(self, place: Place, table: SegmentTable) -> None:
         segment = append(table, 0)
         place.remove_file(segment.path)
         for read in (table.read, table.files.stream, lambda gone: table.files.times(gone, 0, 1)):
@@ -429,7 +429,7 @@ class TestRecords:
             table.files.count(segment, 1, 2)
 
     @pytest.mark.parametrize("keep", [0, 1, 100, -1])
-    def test_a_truncated_segment_is_corrupt(self, place: Place, table: IcebergTable, keep: int) -> None:
+    def test_a_truncated_segment_is_corrupt(self, place: Place, table: SegmentTable, keep: int) -> None:
         segment = append(table, 0, 1000)
         place.write_bytes(segment.path, place.read_bytes(segment.path)[:keep])
         for read in (table.read, table.files.stream):
@@ -438,7 +438,7 @@ class TestRecords:
             assert caught.value.path == segment.path
         assert segment.path in str(caught.value)
 
-    def test_a_flipped_bit_is_found_wherever_it_is(self, place: Place, table: IcebergTable) -> None:
+    def test_a_flipped_bit_is_found_wherever_it_is(self, place: Place, table: SegmentTable) -> None:
         values = [bytes([byte % 251 for byte in range(i, i + 40)]) for i in range(200)]
         segment = write_segment(table, records(0, 200, values=values))
         whole = place.read_bytes(segment.path)
@@ -464,7 +464,7 @@ class TestRecords:
 
 
 class TestCommits:
-    def test_append_moves_positions_and_files_together(self, place: Place, table: IcebergTable) -> None:
+    def test_append_moves_positions_and_files_together(self, place: Place, table: SegmentTable) -> None:
         segment = write_segment(table, records(0))
         before = table.snapshot()
         place.clock.move(5)
@@ -483,7 +483,7 @@ class TestCommits:
         assert fresh.plan(after) == table.plan(after) == [segment]
         assert table.plan(before) == []
 
-    def test_plan_by_partition_and_offset(self, place: Place, table: IcebergTable) -> None:
+    def test_plan_by_partition_and_offset(self, place: Place, table: SegmentTable) -> None:
         zero = [append(table, first) for first in (0, 10, 30)]
         one = append(table, 5, partition=1)
 
@@ -497,7 +497,7 @@ class TestCommits:
             assert each.plan(now, from_offset=12) == [*zero[1:], one]
             assert each.plan(now, 7) == []
 
-    def test_replace_swaps_exactly_the_named_segments(self, place: Place, table: IcebergTable) -> None:
+    def test_replace_swaps_exactly_the_named_segments(self, place: Place, table: SegmentTable) -> None:
         old = [append(table, first) for first in (0, 10, 20)]
         other = append(table, 0, partition=1)
         before = table.snapshot()
@@ -515,7 +515,7 @@ class TestCommits:
         assert place.open().load("events").plan(emptied) == []
         assert emptied.positions == after.positions
 
-    def test_every_summary_has_all_positions(self, place: Place, table: IcebergTable) -> None:
+    def test_every_summary_has_all_positions(self, place: Place, table: SegmentTable) -> None:
         expected = [table.snapshot().positions]
         for first in (0, 10, 20):
             append(table, first, partition=first // 10 % 2)
@@ -532,7 +532,7 @@ class TestCommits:
             assert table.snapshot(each.id) == each
 
     def test_many_commits_merge_manifests_and_keep_every_segment(
-        self, place: Place, table: IcebergTable
+        self, place: Place, table: SegmentTable
     ) -> None:
         segments = [append(table, first) for first in range(0, 200, 10)]
         now = table.snapshot()
@@ -540,7 +540,7 @@ class TestCommits:
         metadata = [path for path in place.files(table.location) if path.endswith(".metadata.json")]
         assert len(metadata) <= 11
 
-    def test_alter(self, place: Place, table: IcebergTable) -> None:
+    def test_alter(self, place: Place, table: SegmentTable) -> None:
         append(table, 0)
         first = table.alter(table.snapshot(), config={"retention.ms": "5", "cleanup.policy": "compact"})
         second = table.alter(first, partitions=4)
@@ -556,7 +556,7 @@ class TestCommits:
         with pytest.raises(InvalidTopicError):
             table.alter(fourth, partitions=3)
 
-    def test_positions_never_move_down(self, table: IcebergTable) -> None:
+    def test_positions_never_move_down(self, table: SegmentTable) -> None:
         top = Positions(log_start=5, first_dirty=6, sealed_end=7, epochs=((3, 1),))
         now = table.append(table.snapshot(), [], {0: top}, operation="x")
         for lower in (
@@ -570,7 +570,7 @@ class TestCommits:
                 table.append(now, [], {0: lower}, operation="x")
         assert table.snapshot() == now
 
-    def test_partitions_that_are_not_there(self, table: IcebergTable) -> None:
+    def test_partitions_that_are_not_there(self, table: SegmentTable) -> None:
         now = table.snapshot()
         with pytest.raises(UnknownPartitionError):
             table.append(now, [], {2: Positions(sealed_end=1)}, operation="x")
@@ -578,7 +578,7 @@ class TestCommits:
         with pytest.raises(UnknownPartitionError):
             table.append(now, [segment], {}, operation="x")
 
-    def test_segments_may_not_overlap(self, table: IcebergTable) -> None:
+    def test_segments_may_not_overlap(self, table: SegmentTable) -> None:
         append(table, 0)
         now = table.snapshot()
         with pytest.raises(StorageError, match="overlap"):
@@ -590,11 +590,11 @@ class TestConflicts:
     """`stale` looks at the table; `other` commits; what `stale` had planned must not come through."""
 
     @pytest.fixture
-    def other(self, place: Place, table: IcebergTable) -> IcebergTable:
+    def other(self, place: Place, table: SegmentTable) -> SegmentTable:
         append(table, 0)
         return place.open().load("events")
 
-    def test_append_after_append(self, table: IcebergTable, other: IcebergTable) -> None:
+    def test_append_after_append(self, table: SegmentTable, other: SegmentTable) -> None:
         base = table.snapshot()
         mine = write_segment(table, records(10))
         append(other, 10)
@@ -604,7 +604,7 @@ class TestConflicts:
 
         assert offsets_of(table, table.snapshot()) == list(range(20))
 
-    def test_positions_after_positions(self, table: IcebergTable, other: IcebergTable) -> None:
+    def test_positions_after_positions(self, table: SegmentTable, other: SegmentTable) -> None:
         base = table.snapshot()
         other.append(other.snapshot(), [], {0: Positions(log_start=9, sealed_end=10)}, operation="x")
 
@@ -614,7 +614,7 @@ class TestConflicts:
         assert table.snapshot().positions[0].log_start == 9
 
     def test_alter_after_append_and_append_after_alter(
-        self, table: IcebergTable, other: IcebergTable
+        self, table: SegmentTable, other: SegmentTable
     ) -> None:
         base = table.snapshot()
         append(other, 10)
@@ -628,7 +628,7 @@ class TestConflicts:
             table.append(base, [], {0: Positions(sealed_end=30)}, operation="x")
         assert table.snapshot().positions[0].sealed_end == 20
 
-    def test_replace_after_an_append_elsewhere(self, table: IcebergTable, other: IcebergTable) -> None:
+    def test_replace_after_an_append_elsewhere(self, table: SegmentTable, other: SegmentTable) -> None:
         base = table.snapshot()
         append(other, 0, partition=1)
 
@@ -640,7 +640,7 @@ class TestConflicts:
         table.replace(fresh, table.plan(base), [], {}, operation="compact")
         assert [each.partition for each in table.plan(table.snapshot())] == [1]
 
-    def test_the_catalog_checks_too(self, place: Place, table: IcebergTable, other: IcebergTable) -> None:
+    def test_the_catalog_checks_too(self, place: Place, table: SegmentTable, other: SegmentTable) -> None:
         """The other commit comes after our last look at the table."""
         base = table.snapshot()
         mine = write_segment(table, records(10))
@@ -659,7 +659,7 @@ class TestConflicts:
         assert offsets_of(table, table.snapshot()) == list(range(20))
         assert [each.operation for each in table.history()] == ["create", "seal", "seal"]
 
-    def test_a_replaced_segment_is_gone(self, table: IcebergTable, other: IcebergTable) -> None:
+    def test_a_replaced_segment_is_gone(self, table: SegmentTable, other: SegmentTable) -> None:
         (old,) = table.plan(table.snapshot())
         other.replace(other.snapshot(), [old], [], {}, operation="delete")
         with pytest.raises(ConflictError, match="no longer"):
@@ -668,7 +668,7 @@ class TestConflicts:
             )
         assert table.plan(table.snapshot()) == []
 
-    def test_retry_on_conflict_ends_with_one_commit(self, table: IcebergTable, other: IcebergTable) -> None:
+    def test_retry_on_conflict_ends_with_one_commit(self, table: SegmentTable, other: SegmentTable) -> None:
         tries = []
 
         def attempt() -> None:
@@ -692,8 +692,8 @@ class TestUnknownOutcome:
     @pytest.mark.parametrize("error", [LostAnswerError("lost"), CommitFailedException("said twice")])
     def test_a_commit_that_was_made_counts_as_made(
         self,
-        catalog: IcebergCatalog,
-        table: IcebergTable,
+        catalog: SegmentCatalog,
+        table: SegmentTable,
         monkeypatch: pytest.MonkeyPatch,
         error: Exception,
     ) -> None:
@@ -715,7 +715,7 @@ class TestUnknownOutcome:
         assert offsets_of(table, table.snapshot()) == list(range(20))
 
     def test_a_commit_that_was_not_made_can_be_tried_again(
-        self, place: Place, catalog: IcebergCatalog, table: IcebergTable, monkeypatch: pytest.MonkeyPatch
+        self, place: Place, catalog: SegmentCatalog, table: SegmentTable, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def never_arrive(*args: Any) -> None:
             raise LostAnswerError("lost")
@@ -733,7 +733,7 @@ class TestUnknownOutcome:
         assert offsets_of(table, table.snapshot()) == list(range(10))
 
     def test_a_topic_that_was_created_counts_as_created(
-        self, catalog: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+        self, catalog: SegmentCatalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         commit_table = catalog._catalog.commit_table
 
@@ -750,7 +750,7 @@ class TestUnknownOutcome:
 
 class TestDamagedMetadata:
     def test_a_metadata_file_that_was_removed_before_it_was_read_is_looked_up_again(
-        self, catalog: IcebergCatalog, table: IcebergTable, monkeypatch: pytest.MonkeyPatch
+        self, catalog: SegmentCatalog, table: SegmentTable, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         load_table = catalog._catalog.load_table
         calls = []
@@ -766,7 +766,7 @@ class TestDamagedMetadata:
 
     @pytest.mark.parametrize("ending", [".metadata.json", "-m0.avro", "snap-"])
     @pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
-    def test_it_is_named(self, place: Place, table: IcebergTable, ending: str, damage: str) -> None:
+    def test_it_is_named(self, place: Place, table: SegmentTable, ending: str, damage: str) -> None:
         append(table, 0)
         current = table._table.metadata_location
         candidates = [path for path in place.files(table.location) if ending in path]
@@ -804,7 +804,7 @@ class TestDamagedMetadata:
 
 class TestExpiry:
     def test_expire_keeps_the_current_one_and_those_asked_for(
-        self, place: Place, table: IcebergTable
+        self, place: Place, table: SegmentTable
     ) -> None:
         for first in (0, 10, 20, 30):
             place.clock.move(1000)
@@ -828,7 +828,7 @@ class TestExpiry:
         assert table.expire(retention_ms=None) == []
         assert offsets_of(fresh, fresh.snapshot()) == list(range(40))
 
-    def test_a_snapshot_is_kept_from_when_it_was_superseded(self, place: Place, table: IcebergTable) -> None:
+    def test_a_snapshot_is_kept_from_when_it_was_superseded(self, place: Place, table: SegmentTable) -> None:
         append(table, 0)
         quiet = table.snapshot()
         place.clock.move(7_200_000)
@@ -843,7 +843,7 @@ class TestExpiry:
         assert [each.operation for each in table.history()] == ["seal"]
 
     def test_a_clock_that_is_put_back_makes_no_snapshot_stay_for_ever(
-        self, place: Place, table: IcebergTable
+        self, place: Place, table: SegmentTable
     ) -> None:
         place.clock.move(31_536_000_000)
         append(table, 0)
@@ -856,7 +856,7 @@ class TestExpiry:
         assert ahead.id in table.expire(retention_ms=3_600_000)
         assert len(table.history()) == 1
 
-    def test_a_clock_that_was_slow_makes_none_go_at_once(self, place: Place, table: IcebergTable) -> None:
+    def test_a_clock_that_was_slow_makes_none_go_at_once(self, place: Place, table: SegmentTable) -> None:
         place.clock.move(7_200_000)
         append(table, 0)
         before = table.snapshot()
@@ -867,7 +867,7 @@ class TestExpiry:
         assert before.id in [each.id for each in table.history()]
 
     def test_snapshots_of_branches_are_no_part_of_the_history(
-        self, place: Place, table: IcebergTable
+        self, place: Place, table: SegmentTable
     ) -> None:
         append(table, 0)
         foreign = table._table
@@ -879,13 +879,13 @@ class TestExpiry:
         assert len(table.expire(retention_ms=None)) == 2
         assert set(table._refresh().refs()) == {"main", branch}
 
-    def test_all_others_expire_whatever_their_time(self, place: Place, table: IcebergTable) -> None:
+    def test_all_others_expire_whatever_their_time(self, place: Place, table: SegmentTable) -> None:
         append(table, 0)
         append(table, 10)
         place.clock.move(-86_400_000)
         assert len(table.expire(retention_ms=None)) == 2
 
-    def test_an_expiry_is_no_conflict_for_a_commit_planned_before_it(self, table: IcebergTable) -> None:
+    def test_an_expiry_is_no_conflict_for_a_commit_planned_before_it(self, table: SegmentTable) -> None:
         append(table, 0)
         base = table.snapshot()
         table.expire(retention_ms=None)
@@ -896,7 +896,7 @@ class TestExpiry:
 
 
 class TestCollection:
-    def test_only_what_nobody_names_goes(self, place: Place, table: IcebergTable) -> None:
+    def test_only_what_nobody_names_goes(self, place: Place, table: SegmentTable) -> None:
         old = [append(table, 0), append(table, 10)]
         before = table.snapshot()
         new = write_segment(table, records(0, 20))
@@ -924,7 +924,7 @@ class TestCollection:
         assert offsets_of(fresh, fresh.snapshot()) == list(range(30))
         assert fresh.collect(grace_ms=0).files == ()
 
-    def test_young_files_and_files_of_live_jobs_stay(self, place: Place, table: IcebergTable) -> None:
+    def test_young_files_and_files_of_live_jobs_stay(self, place: Place, table: SegmentTable) -> None:
         live = write_segment(table, records(0), job_id="seal-a-1")
         dead = write_segment(table, records(0), job_id="seal-a")
         place.clock.put(int(time.time() * 1000))
@@ -936,7 +936,7 @@ class TestCollection:
         assert bare(live.path) in place.files(table.location)
 
     def test_a_file_stays_for_the_grace_after_the_last_snapshot_that_named_it(
-        self, place: Place, table: IcebergTable
+        self, place: Place, table: SegmentTable
     ) -> None:
         grace_ms = 3_600_000
         # Listings have the machine's times.
@@ -967,7 +967,7 @@ class TestCollection:
 
     @pytest.mark.parametrize("damage", [b"", b"[1]", b'{"a":', b'{"a": "b"}'])
     def test_a_damaged_note_of_what_is_unnamed_counts_for_nothing(
-        self, place: Place, table: IcebergTable, damage: bytes
+        self, place: Place, table: SegmentTable, damage: bytes
     ) -> None:
         append(table, 0)
         orphan = write_segment(table, records(50))
@@ -979,7 +979,7 @@ class TestCollection:
         place.clock.move(1000)
         assert table.collect(grace_ms=1000).files == (orphan.path,)
 
-    def test_a_dry_run_tells_and_changes_nothing(self, place: Place, table: IcebergTable) -> None:
+    def test_a_dry_run_tells_and_changes_nothing(self, place: Place, table: SegmentTable) -> None:
         append(table, 0)
         orphan = write_segment(table, records(50))
         before = place.files()
@@ -991,7 +991,7 @@ class TestCollection:
         assert told.size_bytes == orphan.size_bytes
         assert table.collect(grace_ms=None) == told
 
-    def test_a_commit_during_the_collection_keeps_its_files(self, place: Place, table: IcebergTable) -> None:
+    def test_a_commit_during_the_collection_keeps_its_files(self, place: Place, table: SegmentTable) -> None:
         orphan = write_segment(table, records(500))
         planned = write_segment(table, records(0))
         refresh = table._refresh
@@ -1008,7 +1008,7 @@ class TestCollection:
         assert offsets_of(other, other.snapshot()) == list(range(10))
 
     def test_neighbours_with_a_longer_name_are_not_touched(
-        self, place: Place, catalog: IcebergCatalog
+        self, place: Place, catalog: SegmentCatalog
     ) -> None:
         table, neighbour = catalog.create(new_topic("foo")), catalog.create(new_topic("foo-bar"))
         orphan = write_segment(neighbour, records(0))

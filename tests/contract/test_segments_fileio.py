@@ -16,7 +16,7 @@ from tests.support.segments import Place, append, bare, local_place, new_topic, 
 from lastword.errors import InvalidConfigError, StorageError
 from lastword.folder import disk
 from lastword.segments.fileio import SyncedFileIO, warehouse_uri
-from lastword.segments.table import Positions
+from lastword.segments.model import Positions
 
 
 @pytest.fixture

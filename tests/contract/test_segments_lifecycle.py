@@ -22,7 +22,7 @@ from lastword.errors import CorruptError, InvalidError, NotOwnerError, StorageEr
 from lastword.folder import steps
 from lastword.log import Log
 from lastword.operations import topics
-from lastword.segments.iceberg_table import IcebergTable
+from lastword.segments.table import SegmentTable
 
 INLINE = {"compaction.service.factory": "lastword.compaction.inline:InlineCompactionServiceFactory"}
 
@@ -109,15 +109,15 @@ def test_a_deletion_that_fails_leaves_the_topic_whole(
     with open_log(tmp_path / "d", clock, elsewhere.config) as log:
         topic = log.create_topic(topic_name)
         fill(topic, 0, 2)
-        alter = IcebergTable.alter
+        alter = SegmentTable.alter
 
-        def failing(self: IcebergTable, base: object, **changes: object) -> object:
+        def failing(self: SegmentTable, base: object, **changes: object) -> object:
             if changes.get("deleted"):
                 raise StorageError("the store does not answer")
             return alter(self, base, **changes)  # type: ignore[arg-type]
 
         with monkeypatch.context() as patched:
-            patched.setattr(IcebergTable, "alter", failing)
+            patched.setattr(SegmentTable, "alter", failing)
             with pytest.raises(StorageError):
                 log.delete_topic(topic_name)
         log.run_retention()

@@ -22,9 +22,9 @@ from tests.support.segments import (
 
 from lastword.clock import SystemClock
 from lastword.errors import ConflictError, TopicExistsError
-from lastword.segments.iceberg import IcebergCatalog
-from lastword.segments.iceberg_table import IcebergTable
-from lastword.segments.table import Positions
+from lastword.segments.catalog import SegmentCatalog
+from lastword.segments.model import Positions
+from lastword.segments.table import SegmentTable
 
 WRITERS = 4
 ROUNDS = 6
@@ -37,7 +37,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place.close()
 
 
-def seal_next(table: IcebergTable, barrier: Barrier | ProcessBarrier) -> bool:
+def seal_next(table: SegmentTable, barrier: Barrier | ProcessBarrier) -> bool:
     """Everybody looks at the table, then everybody commits the same range."""
     base = table.snapshot()
     first = base.positions[0].sealed_end
@@ -69,7 +69,7 @@ def test_threads(place: Place, shared: bool) -> None:
 
 
 def _seal_in_a_process(folder: str, barrier: ProcessBarrier) -> list[bool]:
-    catalog = IcebergCatalog.open(
+    catalog = SegmentCatalog.open(
         properties={"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"},
         warehouse=f"{folder}/warehouse",
         clock=SystemClock(),
@@ -122,7 +122,7 @@ def test_topics_created_at_once(place: Place) -> None:
     catalogs = [place.open() for _ in range(WRITERS)]
     barrier = Barrier(WRITERS)
 
-    def create(each: IcebergCatalog) -> str:
+    def create(each: SegmentCatalog) -> str:
         topic = new_topic("ns.events")
         barrier.wait(timeout=60)
         try:

@@ -18,8 +18,8 @@ import lastword
 from lastword.errors import StorageError
 from lastword.folder import steps
 from lastword.log import Log
-from lastword.segments.iceberg_table import IcebergTable
-from lastword.segments.table import Snapshot
+from lastword.segments.model import Snapshot
+from lastword.segments.table import SegmentTable
 
 
 @pytest.fixture
@@ -138,17 +138,17 @@ def test_records_are_gone_when_their_deletion_is_answered(
 ) -> None:
     """Also where a look at the table had begun before, and ends after it."""
     filled(broker)
-    look = IcebergTable.snapshot
+    look = SegmentTable.snapshot
     looking, go_on = threading.Event(), threading.Event()
 
-    def slow_look(self: IcebergTable, snapshot_id: int | None = None) -> Snapshot:
+    def slow_look(self: SegmentTable, snapshot_id: int | None = None) -> Snapshot:
         found = look(self, snapshot_id)
         if threading.current_thread().name.startswith("lastword-broker-look") and not looking.is_set():
             looking.set()
             assert go_on.wait(60)
         return found
 
-    monkeypatch.setattr(IcebergTable, "snapshot", slow_look)
+    monkeypatch.setattr(SegmentTable, "snapshot", slow_look)
     topic = broker.log.topic("t")
     broker.on_loop(lambda: broker.broker._views.topic(topic).look())
     assert looking.wait(60)

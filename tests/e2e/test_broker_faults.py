@@ -25,7 +25,7 @@ from lastword.broker.wire import APIS, FETCH
 from lastword.errors import LastwordError, RecordTooLargeError, StorageError, UnavailableError
 from lastword.folder.paths import PRODUCERS_FILE as PRODUCERS_FILE
 from lastword.log.topic import Topic
-from lastword.segments.iceberg_table import IcebergTable
+from lastword.segments.table import SegmentTable
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_a_topic_of_which_nobody_knows_whether_it_was_deleted_comes_back(
                 def failing(*_: Any, **__: Any) -> Any:
                     raise StorageError("the catalog does not answer")
 
-                patched.setattr(IcebergTable, "alter", failing)
+                patched.setattr(SegmentTable, "alter", failing)
                 with pytest.raises(UnavailableError, match="is not known"):
                     broker.log.delete_topic("t")
                 assert "t" not in consumer.list_topics(timeout=60).topics

@@ -16,8 +16,8 @@ import pytest
 from tests.support.segments import START_MS, Place, append, local_place, new_topic, records, write_segment
 
 from lastword.record import TimestampType
-from lastword.segments.iceberg_table import IcebergTable
-from lastword.segments.table import Positions, Snapshot
+from lastword.segments.model import Positions, Snapshot
+from lastword.segments.table import SegmentTable
 
 PRELUDE = """
 import sys
@@ -57,7 +57,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.fixture
-def table(place: Place) -> IcebergTable:
+def table(place: Place) -> SegmentTable:
     """Two partitions; some of it sealed, some compacted, with every kind of record."""
     table = place.open().create(new_topic())
     replaced = append(table, 0)
@@ -83,7 +83,7 @@ def table(place: Place) -> IcebergTable:
     return table
 
 
-def as_rows(table: IcebergTable, snapshot: Snapshot) -> list[Row]:
+def as_rows(table: SegmentTable, snapshot: Snapshot) -> list[Row]:
     """What Lastword itself reads, in the form in which the other engines' processes print it."""
 
     def text(value: bytes | None) -> str | None:
@@ -124,13 +124,13 @@ def run(place: Place, code: str, *arguments: str, path: str = "") -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_pyiceberg(place: Place, table: IcebergTable) -> None:
+def test_pyiceberg(place: Place, table: SegmentTable) -> None:
     rows = run(place, "show(table.scan().to_arrow().to_pylist())")
     assert rows == as_rows(table, table.snapshot())
     assert [row[1] for row in rows] == [7, 8, 9, 10, 11, 12, 13, *range(10)]
 
 
-def test_pyiceberg_with_a_filter_and_an_older_snapshot(place: Place, table: IcebergTable) -> None:
+def test_pyiceberg_with_a_filter_and_an_older_snapshot(place: Place, table: SegmentTable) -> None:
     oldest_with_data = table.history()[2]
     rows = run(
         place,
@@ -146,7 +146,7 @@ def test_pyiceberg_with_a_filter_and_an_older_snapshot(place: Place, table: Iceb
     assert len(rows) == 2
 
 
-def test_filters_prune_by_what_the_manifests_say(place: Place, table: IcebergTable) -> None:
+def test_filters_prune_by_what_the_manifests_say(place: Place, table: SegmentTable) -> None:
     counts = run(
         place,
         """
@@ -158,7 +158,7 @@ def test_filters_prune_by_what_the_manifests_say(place: Place, table: IcebergTab
     assert counts == [1, 1, 0, 1, 1, 3]
 
 
-def test_polars(place: Place, table: IcebergTable) -> None:
+def test_polars(place: Place, table: SegmentTable) -> None:
     rows = run(
         place,
         """
@@ -169,7 +169,7 @@ def test_polars(place: Place, table: IcebergTable) -> None:
     assert rows == as_rows(table, table.snapshot())
 
 
-def test_duckdb_over_arrow(place: Place, table: IcebergTable) -> None:
+def test_duckdb_over_arrow(place: Place, table: SegmentTable) -> None:
     counts = run(
         place,
         """
@@ -181,7 +181,7 @@ def test_duckdb_over_arrow(place: Place, table: IcebergTable) -> None:
     assert counts == [[0, 7, 13, 6, 6], [1, 10, 9, 10, 10]]
 
 
-def test_duckdb_over_the_files(place: Place, table: IcebergTable) -> None:
+def test_duckdb_over_the_files(place: Place, table: SegmentTable) -> None:
     rows = run(
         place,
         """
@@ -194,7 +194,7 @@ def test_duckdb_over_the_files(place: Place, table: IcebergTable) -> None:
     assert rows == as_rows(table, table.snapshot())
 
 
-def test_duckdb_iceberg_extension(place: Place, table: IcebergTable) -> None:
+def test_duckdb_iceberg_extension(place: Place, table: SegmentTable) -> None:
     """Needs duckdb-extension-iceberg and -avro of DuckDB's own version, in the venv or in LASTWORD_DUCKDB."""
     code = """
         import duckdb
@@ -217,7 +217,7 @@ def test_duckdb_iceberg_extension(place: Place, table: IcebergTable) -> None:
 
 
 def test_a_table_that_another_engine_rewrote_is_still_read_in_order(
-    place: Place, table: IcebergTable
+    place: Place, table: SegmentTable
 ) -> None:
     before = table.snapshot()
     expected = as_rows(table, before)

@@ -16,7 +16,8 @@ from lastword.compaction.spark import SparkEngine
 from lastword.log import Log
 from lastword.maintenance.verify import VerifyReport, choose_snapshots, verify
 from lastword.record import NewRecord
-from lastword.segments.table import Segment, SegmentTable
+from lastword.segments.model import Segment
+from lastword.segments.table import SegmentTable
 
 INLINE = {"compaction.service.factory": "lastword.compaction.inline:InlineCompactionServiceFactory"}
 

@@ -23,7 +23,7 @@ from lastword.compaction.rules import Expiring, OldestTombstones, Rules, oldest_
 from lastword.compaction.spark import SparkEngine
 from lastword.compaction.unit import Outcome, Unit
 from lastword.record import TimestampType
-from lastword.segments.iceberg_table import IcebergTable
+from lastword.segments.table import SegmentTable
 
 EXAMPLES = int(os.environ.get("LASTWORD_EXAMPLES", "1"))
 STRATEGIES = ("offset", "first", "timestamp", "header long", "header text")
@@ -95,7 +95,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def unit_of(case: Case, table: IcebergTable) -> Unit:
+def unit_of(case: Case, table: SegmentTable) -> Unit:
     """The case as files, some of whose segments are clean: they were found without a key twice among them."""
     segments, offset, first_dirty = [], 0, 0
     seen: set[bytes] = set()

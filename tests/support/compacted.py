@@ -12,8 +12,9 @@ from tests.support.logs import open_log
 from lastword.compaction.job import CompactionReport
 from lastword.log import Log
 from lastword.record import NewRecord, Record
+from lastword.segments.model import Positions, Segment
 from lastword.segments.rows import to_records, with_partition
-from lastword.segments.table import Positions, Segment, SegmentTable
+from lastword.segments.table import SegmentTable
 
 INLINE = "lastword.compaction.inline:InlineCompactionServiceFactory"
 INLINE_CONFIG: dict[str, object] = {"compaction.service.factory": INLINE, "wal.sync": "none"}

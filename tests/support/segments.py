@@ -12,9 +12,9 @@ import pyarrow.fs as pafs
 from tests.support.clock import ManualClock
 
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
-from lastword.segments.iceberg import IcebergCatalog, sqlite_properties
-from lastword.segments.iceberg_table import IcebergTable
-from lastword.segments.table import Segment, Snapshot, TopicInfo
+from lastword.segments.catalog import SegmentCatalog, sqlite_properties
+from lastword.segments.model import Segment, Snapshot, TopicInfo
+from lastword.segments.table import SegmentTable
 
 START_MS = 1_700_000_000_000
 
@@ -28,10 +28,10 @@ class Place:
     file_system: pafs.FileSystem
     root: str
     clock: ManualClock = field(default_factory=lambda: ManualClock(START_MS))
-    opened: list[IcebergCatalog] = field(default_factory=list)
+    opened: list[SegmentCatalog] = field(default_factory=list)
 
-    def open(self) -> IcebergCatalog:
-        catalog = IcebergCatalog.open(properties=self.properties, warehouse=self.warehouse, clock=self.clock)
+    def open(self) -> SegmentCatalog:
+        catalog = SegmentCatalog.open(properties=self.properties, warehouse=self.warehouse, clock=self.clock)
         self.opened.append(catalog)
         return catalog
 
@@ -110,7 +110,7 @@ def records(
 
 
 def write_segment(
-    table: IcebergTable,
+    table: SegmentTable,
     batch: pa.RecordBatch,
     *,
     partition: int = 0,
@@ -123,7 +123,7 @@ def write_segment(
     return segment
 
 
-def append(table: IcebergTable, first: int, count: int = 10, *, partition: int = 0) -> Segment:
+def append(table: SegmentTable, first: int, count: int = 10, *, partition: int = 0) -> Segment:
     """Seal records of a partition, as the uploader does."""
     segment = write_segment(table, records(first, count), partition=partition)
     base = table.snapshot()
@@ -132,7 +132,7 @@ def append(table: IcebergTable, first: int, count: int = 10, *, partition: int =
     return segment
 
 
-def offsets_of(table: IcebergTable, snapshot: Snapshot, partition: int = 0) -> list[int]:
+def offsets_of(table: SegmentTable, snapshot: Snapshot, partition: int = 0) -> list[int]:
     return [
         offset
         for segment in table.plan(snapshot, partition)

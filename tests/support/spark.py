@@ -14,8 +14,8 @@ from pyspark import cloudpickle
 
 from lastword.compaction.engine import Job, Result
 from lastword.compaction.spark import SparkEngine
-from lastword.segments.parquet import SegmentFiles, SegmentFileWriter
-from lastword.segments.table import Codec
+from lastword.segments.model import Codec
+from lastword.segments.parquet import SegmentFiles, SegmentWriter
 
 SPARK_SETTINGS = {
     "spark.master": "local[2,3]",
@@ -43,9 +43,7 @@ class DeadlyFiles(SegmentFiles):
     notes: str
     times: int
 
-    def writer(
-        self, partition: int, first_offset: int, job_id: str, codec: Codec = "zstd"
-    ) -> SegmentFileWriter:
+    def writer(self, partition: int, first_offset: int, job_id: str, codec: Codec = "zstd") -> SegmentWriter:
         notes = Path(self.notes)
         for number in range(self.times):
             try:

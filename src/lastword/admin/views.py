@@ -30,8 +30,8 @@ from lastword.operations.records import point_of
 from lastword.operations.state_page import state_page
 from lastword.reading.readers import committed_positions, group_positions
 from lastword.record_json import parse_time, record_data
+from lastword.segments.model import Segment, Snapshot, look_again
 from lastword.segments.sketch import Sketches
-from lastword.segments.table import Segment, Snapshot, look_again
 from lastword.wal.deleter import LocalFile
 
 Data = dict[str, Any]

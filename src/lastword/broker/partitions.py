@@ -16,7 +16,7 @@ from lastword.broker.sealed import SealedData
 from lastword.broker.tail import Tail
 from lastword.errors import LastwordError
 from lastword.log.topic import Topic
-from lastword.segments.table import PendingCommit, Positions, Snapshot
+from lastword.segments.model import PendingCommit, Positions, Snapshot
 from lastword.wal.writer import PartitionWriter
 
 T = TypeVar("T")

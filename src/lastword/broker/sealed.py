@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -26,7 +26,10 @@ import pyarrow as pa
 from lastword import batch
 from lastword.errors import CorruptError
 from lastword.log.topic import Topic
-from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
+from lastword.segments.model import SegmentGoneError, Snapshot
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from lastword.errors import InvalidError, UnknownTopicError
 if TYPE_CHECKING:
     from lastword.log import Log
     from lastword.maintenance.takeover import TakenOver
-    from lastword.segments.table import Owner, TopicInfo
+    from lastword.segments.model import Owner, TopicInfo
 
 TopicsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[TOPIC]...", help="The topics.", show_default=False)

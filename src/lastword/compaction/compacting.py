@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lastword.clock import Clock, monotonic_s
 from lastword.compaction.engine import Engine
@@ -27,7 +28,9 @@ from lastword.config import BrokerConfig
 from lastword.errors import LastwordError
 from lastword.folder.leases import LeaseKeeper
 from lastword.folder.paths import spark_log
-from lastword.segments.table import SegmentTable
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from lastword.compaction.rules import oldest_of_all
 from lastword.compaction.survivors import Mask, Survivors, finish, pack, unpack
 from lastword.compaction.unit import Outcome, Unit
 from lastword.errors import LastwordError
+from lastword.segments.model import Segment
 from lastword.segments.raw import RawSegment
-from lastword.segments.table import Segment
 
 logger = logging.getLogger(__name__)
 

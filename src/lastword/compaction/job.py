@@ -35,9 +35,7 @@ from lastword.config import BrokerConfig, TopicSettings
 from lastword.errors import ConflictError, LastwordError, UnavailableError
 from lastword.folder.leases import HeldLease, LeaseKeeper
 from lastword.folder.steps import reached
-from lastword.segments.parquet import SegmentFiles
-from lastword.segments.sketch import Sketches
-from lastword.segments.table import (
+from lastword.segments.model import (
     LastRun,
     Positions,
     Segment,
@@ -46,6 +44,8 @@ from lastword.segments.table import (
     check_not_deleted,
     retry_on_conflict,
 )
+from lastword.segments.parquet import SegmentFiles
+from lastword.segments.sketch import Sketches
 
 logger = logging.getLogger(__name__)
 

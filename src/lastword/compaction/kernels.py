@@ -25,7 +25,7 @@ from lastword.compaction.rewrite import Ahead, Examined, Part, read_ahead, rewri
 from lastword.compaction.rules import oldest_of_all
 from lastword.compaction.survivors import Mask, Survivors
 from lastword.compaction.unit import Outcome, Rewritten, Unit
-from lastword.segments.table import Segment
+from lastword.segments.model import Segment
 
 _PROGRESS = struct.Struct(">QQ")
 

@@ -17,7 +17,7 @@ from typing import Literal
 from lastword.compaction import rules as rule
 from lastword.compaction.rules import ReaderHold, Rules
 from lastword.config import TopicSettings
-from lastword.segments.table import Positions, Segment
+from lastword.segments.model import Positions, Segment
 
 Reason = Literal[
     "max.compaction.lag.ms", "min.cleanable.dirty.ratio", "tombstones", "small segments", "asked for"

@@ -24,8 +24,8 @@ from lastword.compaction.rules import OldestTombstones
 from lastword.compaction.survivors import Mask, milliseconds
 from lastword.compaction.unit import Rewritten, Unit
 from lastword.folder.steps import reached
+from lastword.segments.model import Segment
 from lastword.segments.raw import RawSegment, RowGroup
-from lastword.segments.table import Segment
 
 AHEAD_BYTES = 128 << 20
 """Survivors that may be in memory before the file that they go to is begun."""

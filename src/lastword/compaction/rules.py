@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lastword.config import TopicSettings
-from lastword.segments.table import Deadline, Positions
+from lastword.segments.model import Deadline, Positions
 
 _FOREVER_MS = 2**62
 

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast, get_type_hints, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_type_hints, runtime_checkable
 
 from lastword.clock import Clock
 from lastword.compaction.engine import Engine
@@ -30,8 +30,11 @@ from lastword.config import BrokerConfig
 from lastword.errors import InvalidConfigError, LastwordError, UnavailableError, UnknownPartitionError
 from lastword.folder.leases import LeaseKeeper
 from lastword.record import Record
+from lastword.segments.model import Snapshot, look_again
 from lastword.segments.rows import clip, to_records, with_partition
-from lastword.segments.table import SegmentTable, Snapshot, look_again
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from lastword.compaction import strategy
 from lastword.compaction.keyset import BestVersions, KeySet, Share
 from lastword.compaction.unit import Unit
+from lastword.segments.model import Segment
 from lastword.segments.raw import RawSegment
-from lastword.segments.table import Segment
 
 Mask = npt.NDArray[np.uint8]
 

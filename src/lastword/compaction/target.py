@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lastword.clock import Clock
 from lastword.compaction import plan as planning
@@ -14,8 +15,11 @@ from lastword.compaction.holds import ReaderPosition
 from lastword.compaction.plan import PartitionPlan, PartitionView
 from lastword.compaction.rules import ReaderHold
 from lastword.config import TopicSettings
+from lastword.segments.model import Snapshot
 from lastword.segments.sketch import Sketches
-from lastword.segments.table import SegmentTable, Snapshot
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

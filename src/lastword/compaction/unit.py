@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lastword.compaction.rules import NO_TOMBSTONES, OldestTombstones, Rules
+from lastword.segments.model import Segment
 from lastword.segments.parquet import SegmentFiles
-from lastword.segments.table import Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lastword.config import TopicSettings
 from lastword.errors import CorruptError
 from lastword.explain.model import Place, PlaceKind
 from lastword.maintenance import tiering
+from lastword.segments.model import Positions, Segment, Snapshot
 from lastword.segments.parquet import SegmentFiles
-from lastword.segments.table import Positions, Segment, SegmentTable, Snapshot
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import state as states
 from lastword.wal.files import WalFile
 from lastword.wal.writer import roll_reason
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 Sealing = Literal["all", "due", "none"]
 """What of the WAL is sealed before the run: everything, what is rolled or due to be, or nothing."""

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -32,11 +33,14 @@ from lastword.explain.model import VALUE_BYTES, ExplainedRecord, PartitionExplan
 from lastword.explain.verdict import Facts, RunFacts, verdict
 from lastword.reading.reader import PartitionReader
 from lastword.record import NO_TIMESTAMP_MS, TimestampType
+from lastword.segments.model import Segment, Snapshot, look_again
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment
 from lastword.segments.sketch import Sketches
-from lastword.segments.table import Segment, SegmentTable, Snapshot, look_again
 from lastword.wal.reader import OffsetGoneError
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 _COLUMNS = ["offset", "timestamp", "timestamp_type", "key", "value"]
 

@@ -23,7 +23,7 @@ from uuid import UUID
 
 from lastword.folder.channel import Hold, hold
 from lastword.folder.locks import writer_channel
-from lastword.segments.table import Announce, PendingCommit
+from lastword.segments.model import Announce, PendingCommit
 
 
 class Announcements:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from lastword.compaction import plan
 from lastword.config import EffectiveSetting
-from lastword.segments.table import LastRun, Snapshot
+from lastword.segments.model import LastRun, Snapshot
 from lastword.wal.checkpoint import WriterCheckpoint
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from lastword.log.topics import Topics, warned
 from lastword.maintenance import retention
 from lastword.maintenance.lanes import Lane
 from lastword.maintenance.retention import RetentionPlan
-from lastword.segments.table import Collected, look_again
+from lastword.segments.model import Collected, look_again
 from lastword.wal import deleter, staged
 
 if TYPE_CHECKING:

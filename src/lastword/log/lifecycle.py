@@ -26,6 +26,7 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from lastword.clock import Clock
@@ -41,8 +42,12 @@ from lastword.folder import disk, state_file
 from lastword.folder.leases import live_leases
 from lastword.folder.paths import CREATING_FOLDER, DELETING_FOLDER, READERS_FOLDER, notes, wal_folder
 from lastword.folder.steps import reached
-from lastword.segments.table import SegmentCatalog, SegmentTable, TopicInfo, retry_on_conflict
+from lastword.segments.model import TopicInfo, retry_on_conflict
 from lastword.wal import staged
+
+if TYPE_CHECKING:
+    from lastword.segments.catalog import SegmentCatalog
+    from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
 

@@ -45,8 +45,8 @@ from lastword.maintenance.repairing import RepairPlan
 from lastword.maintenance.takeover import TakenOver
 from lastword.segments.fileio import io_properties, warehouse_uri
 from lastword.segments.listing import TopicListing, Visited
+from lastword.segments.model import TablePlace, TopicInfo
 from lastword.segments.storage import Storage, check_folder, load_config
-from lastword.segments.table import SegmentCatalog, TablePlace, TopicInfo
 from lastword.wal.flusher import Flusher
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from lastword.maintenance.erase import EraseReport
     from lastword.maintenance.verify import VerifyReport
     from lastword.maintenance.worker_state import Place, Turns
+    from lastword.segments.catalog import SegmentCatalog
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from lastword.clock import Clock
@@ -17,13 +18,16 @@ from lastword.errors import ClosedError, CorruptError, UnavailableError, WriteFa
 from lastword.folder.leases import LeaseKeeper
 from lastword.folder.paths import foreign_wal_folder, wal_folder
 from lastword.reading.reader import Extent, PartitionReader
-from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot
+from lastword.segments.model import SegmentGoneError, Snapshot
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import deleter, repair, staged
 from lastword.wal.checkpoint import WriterCheckpoint
 from lastword.wal.recovery import Floor, open_wal
 from lastword.wal.repair import NOT_IN_WAL, DamagedRange
 from lastword.wal.writer import PartitionWriter
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,9 +45,9 @@ from lastword.reading.state import state_view
 from lastword.reading.streaming import Start, start_offset, stream
 from lastword.reading.timetravel import AsOf
 from lastword.record import NewRecord, Record
+from lastword.segments.model import Snapshot, TopicInfo, look_again
 from lastword.segments.rows import to_records
 from lastword.segments.sketch import Sketches
-from lastword.segments.table import SegmentTable, Snapshot, TopicInfo, look_again
 from lastword.wal import deleter, staged
 from lastword.wal.repair import DamagedRange
 from lastword.wal.writer import PartitionWriter
@@ -55,6 +55,7 @@ from lastword.wal.writer import PartitionWriter
 if TYPE_CHECKING:
     from lastword.compaction.service import TopicCompactionService
     from lastword.explain import Explanation, Known, Run
+    from lastword.segments.table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

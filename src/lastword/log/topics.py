@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from lastword.clock import new_uuid
@@ -34,8 +34,12 @@ from lastword.maintenance.ownership import Ownership, foreign_error, now_s
 from lastword.maintenance.repairing import RepairPlan
 from lastword.maintenance.takeover import TakenOver
 from lastword.segments.listing import TopicListing, UnreadableTopic, Visited, visit
-from lastword.segments.table import SegmentCatalog, SegmentTable, TopicInfo, retry_on_conflict
+from lastword.segments.model import TopicInfo, retry_on_conflict
 from lastword.wal.writer import PartitionWriter
+
+if TYPE_CHECKING:
+    from lastword.segments.catalog import SegmentCatalog
+    from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -36,10 +37,13 @@ from lastword.folder.paths import ASIDE_FOLDER, WAL_FOLDER
 from lastword.folder.steps import reached
 from lastword.maintenance.remains import positions_with, staged_with
 from lastword.maintenance.tiering import SealReport
+from lastword.segments.model import Segment, Snapshot, retry_on_conflict
 from lastword.segments.raw import RawSegment
-from lastword.segments.table import Segment, SegmentTable, Snapshot, retry_on_conflict
 from lastword.wal import deleter
 from lastword.wal.files import SET_ASIDE, file_name
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

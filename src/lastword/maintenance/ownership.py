@@ -4,7 +4,7 @@ A table names its owner: the folder's id, an epoch that rises when another folde
 the warehouse is shared, the owner's *incarnation*. What holds:
 
 1. Every commit asserts the snapshot that it was planned on, and checks the owner in that very state of the table
-   (segments/iceberg_table.py). Taking over is a commit that makes a snapshot. So a folder that lost a topic can't commit.
+   (segments/table.py). Taking over is a commit that makes a snapshot. So a folder that lost a topic can't commit.
 2. Each opening for writing of a shared folder takes a new incarnation: it is noted in the folder's identity first.
    Before the first append to a topic, or with the first commit, it is noted beside the topic's WAL and then in the table.
    A clone of the disk has the incarnation of the moment when it was made: as soon as one of the two has noted a newer
@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from lastword.clock import Clock, new_uuid
@@ -36,8 +36,11 @@ from lastword.folder.locks import Role, RoleLock
 from lastword.folder.paths import OWNED_FILE, wal_folder
 from lastword.folder.steps import reached
 from lastword.maintenance.relocating import recognized, settle
+from lastword.segments.model import Owner, OwnerLook, TopicInfo
 from lastword.segments.storage import Storage
-from lastword.segments.table import Owner, OwnerLook, SegmentCatalog, TopicInfo
+
+if TYPE_CHECKING:
+    from lastword.segments.catalog import SegmentCatalog
 
 logger = logging.getLogger(__name__)
 

@@ -37,11 +37,11 @@ from lastword.folder.paths import (
 )
 from lastword.folder.steps import reached
 from lastword.segments import mapping
+from lastword.segments.catalog import places_in_sqlite, sqlite_file
 from lastword.segments.fileio import warehouse_uri
-from lastword.segments.iceberg import places_in_sqlite, sqlite_file
 from lastword.segments.listing import visit
+from lastword.segments.model import Owner
 from lastword.segments.storage import Storage, check_folder, load_config
-from lastword.segments.table import Owner
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,16 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lastword.errors import InvalidError
 from lastword.folder.paths import wal_folder
+from lastword.segments.model import TopicInfo, retry_on_conflict
 from lastword.segments.older import OlderState
-from lastword.segments.table import SegmentTable, TopicInfo, retry_on_conflict
 from lastword.wal import checkpoint as checkpoints
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from lastword.folder.paths import wal_folder
 from lastword.maintenance import relocating
 from lastword.maintenance.ownership import Ownership
 from lastword.record import Record
+from lastword.segments.model import Snapshot
 from lastword.segments.rows import clip, to_records, with_partition
 from lastword.segments.storage import Storage
-from lastword.segments.table import Snapshot
 from lastword.wal.files import SET_ASIDE
 from lastword.wal.reader import OffsetGoneError, WalReader, decode
 

@@ -17,19 +17,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lastword.config import BrokerConfig, TopicSettings
 from lastword.folder.leases import live_leases
 from lastword.folder.steps import reached
-from lastword.segments.table import (
-    Collected,
-    Positions,
-    Segment,
-    SegmentTable,
-    Snapshot,
-    retry_on_conflict,
-)
+from lastword.segments.model import Collected, Positions, Segment, Snapshot, retry_on_conflict
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
 

@@ -15,15 +15,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lastword.errors import InvalidError
 from lastword.folder import disk
 from lastword.folder.paths import wal_folder
 from lastword.folder.steps import reached
 from lastword.maintenance.ownership import Ownership
-from lastword.segments.table import Owner, Positions, SegmentTable, TopicInfo, retry_on_conflict
+from lastword.segments.model import Owner, Positions, TopicInfo, retry_on_conflict
 from lastword.wal.files import SET_ASIDE
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 LEADER_EPOCHS: Final = 1000
 """How far leader epochs rise: the old owner's own, which rise with every unclean start, are known as of the last seal."""

@@ -23,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,18 +33,13 @@ from lastword.clock import monotonic_s
 from lastword.errors import CorruptError
 from lastword.folder.leases import LeaseKeeper
 from lastword.folder.steps import reached
-from lastword.segments.table import (
-    Codec,
-    Positions,
-    Segment,
-    SegmentTable,
-    Snapshot,
-    check_not_deleted,
-    retry_on_conflict,
-)
+from lastword.segments.model import Codec, Positions, Segment, Snapshot, check_not_deleted, retry_on_conflict
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal.files import WalFile
 from lastword.wal.reader import decode, read_file
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,12 @@ from lastword.compaction.spark import SparkEngine
 from lastword.compaction.spark_session import collect, message, spark_errors
 from lastword.config import TopicSettings
 from lastword.errors import InvalidError, LastwordError, UnavailableError
+from lastword.segments.model import Deadline, Positions, Segment, Snapshot
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment
-from lastword.segments.table import Deadline, Positions, Segment, SegmentTable, Snapshot
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 MAX_EXAMPLES = 20
 

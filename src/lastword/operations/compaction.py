@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lastword.compaction.plan import PartitionPlan
     from lastword.log import Log
     from lastword.log.topic import Topic
-    from lastword.segments.table import Snapshot
+    from lastword.segments.model import Snapshot
 
 Stop = Callable[[], bool]
 

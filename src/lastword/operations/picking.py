@@ -20,8 +20,8 @@ from lastword.reading.reader import PartitionReader
 from lastword.reading.state import at_offsets
 from lastword.reading.timetravel import AsOf, View
 from lastword.record import Record
+from lastword.segments.model import look_again
 from lastword.segments.rows import with_partition
-from lastword.segments.table import look_again
 
 T = TypeVar("T")
 Rank = TypeVar("Rank", int, bytes)

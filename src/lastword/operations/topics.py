@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lastword.config import EffectiveSetting
     from lastword.log import Log
     from lastword.maintenance.repairing import RepairPlan
-    from lastword.segments.table import Snapshot
+    from lastword.segments.model import Snapshot
 
 Data = dict[str, Any]
 Progress = Callable[..., None]

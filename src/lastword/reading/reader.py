@@ -19,12 +19,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from lastword.errors import CorruptError, OffsetOutOfRangeError, StorageError
 from lastword.folder.leases import LeaseKeeper
 from lastword.record import NO_TIMESTAMP_MS
+from lastword.segments.model import SegmentGoneError, Snapshot, look_again
 from lastword.segments.rows import (
     clip,
     first_not_older,
@@ -32,9 +34,11 @@ from lastword.segments.rows import (
     latest_timestamp_ms,
     with_partition,
 )
-from lastword.segments.table import SegmentGoneError, SegmentTable, Snapshot, look_again
 from lastword.wal.reader import OffsetGoneError, WalReader, decode
 from lastword.wal.repair import DamagedRange
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import AsOf, View
 from lastword.record import RECORD_SCHEMA
-from lastword.segments.table import look_again
+from lastword.segments.model import look_again
 
 MERGE_BYTES = 256 << 20
 """So much of keys and versions is gathered before the losers among them are dropped."""

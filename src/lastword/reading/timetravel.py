@@ -23,8 +23,8 @@ import pyarrow as pa
 from lastword.errors import InvalidError
 from lastword.reading.reader import PartitionReader
 from lastword.record_json import time_text
+from lastword.segments.model import Positions, Segment, Snapshot, look_again
 from lastword.segments.rows import clip, first_not_older, with_partition
-from lastword.segments.table import Positions, Segment, Snapshot, look_again
 from lastword.wal.reader import OffsetGoneError
 
 

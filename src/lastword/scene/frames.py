@@ -37,8 +37,8 @@ from lastword.log.topic import Topic
 from lastword.record_json import json_bytes, snapshot_id_text
 from lastword.scene import code
 from lastword.scene.walk import WalkStep, walk
+from lastword.segments.model import Segment, Snapshot
 from lastword.segments.rows import to_records
-from lastword.segments.table import Segment, Snapshot
 
 MAX_RECORDS = 500
 """Of a partition that can be watched."""

@@ -19,8 +19,8 @@ from lastword.folder import steps
 from lastword.segments.fileio import FileTree, StoredFile, SyncedFileIO, bare_path
 from lastword.segments.foreign import decoding
 from lastword.segments.manifests import files_of, manifests_of
+from lastword.segments.model import Collected
 from lastword.segments.parquet import job_of
-from lastword.segments.table import Collected
 from lastword.segments.unnamed import NOTE, load_note, note_seen, save_note
 
 MAX_MS = 2**62

@@ -36,7 +36,7 @@ from lastword.segments.mapping import (
     data_file_from,
     positions_to_json,
 )
-from lastword.segments.table import Positions, Segment
+from lastword.segments.model import Positions, Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

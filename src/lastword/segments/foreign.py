@@ -26,7 +26,7 @@ from pyiceberg.exceptions import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from lastword.errors import ConflictError, CorruptError, StorageError, UnknownTopicError
-from lastword.segments.table import SegmentGoneError
+from lastword.segments.model import SegmentGoneError
 
 CONFLICTS = (CommitFailedException, ValidationException, WaitingForLockException)
 """Raised by a catalog that says that nothing has changed."""

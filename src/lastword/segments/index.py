@@ -17,7 +17,7 @@ from lastword.errors import StorageError
 from lastword.segments.foreign import decoding
 from lastword.segments.manifests import files_of, manifests_of
 from lastword.segments.mapping import segment_from
-from lastword.segments.table import Segment
+from lastword.segments.model import Segment
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from uuid import UUID
 
 from lastword.errors import LastwordError, StorageError, UnknownTopicError
-from lastword.segments.table import TopicInfo
+from lastword.segments.model import TopicInfo
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,7 @@ from pyiceberg.types import (
 )
 
 from lastword.errors import StorageError, UnknownTopicError
-from lastword.segments.parquet import FIELD_IDS, HEADER_FIELD_IDS
-from lastword.segments.table import (
+from lastword.segments.model import (
     Deadline,
     LastRun,
     Owner,
@@ -40,6 +39,7 @@ from lastword.segments.table import (
     Snapshot,
     TopicInfo,
 )
+from lastword.segments.parquet import FIELD_IDS, HEADER_FIELD_IDS
 
 DEFAULT_NAMESPACE = "default"
 

@@ -19,7 +19,7 @@ from lastword.segments import mapping
 from lastword.segments.fileio import FileTree, SyncedFileIO, bare_path
 from lastword.segments.foreign import decoding, mapped
 from lastword.segments.manifests import files_of, manifests_of
-from lastword.segments.table import Snapshot
+from lastword.segments.model import Snapshot
 
 _SUFFIX = ".metadata.json"
 

@@ -31,8 +31,8 @@ from lastword.folder import steps
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
 from lastword.segments.fileio import SyncedFileIO
 from lastword.segments.foreign import mapped
+from lastword.segments.model import Codec, Segment, SegmentGoneError
 from lastword.segments.sketch import KeySketch
-from lastword.segments.table import Codec, Segment, SegmentGoneError
 
 ROW_GROUP_ROWS = 16 * 1024
 ROW_GROUP_BYTES = 64 * 1024 * 1024
@@ -113,16 +113,14 @@ class SegmentFiles:
     # They may have an object store's secrets, which must not get into a log.
     properties: Mapping[str, str] = field(repr=False)
 
-    def writer(
-        self, partition: int, first_offset: int, job_id: str, codec: Codec = "zstd"
-    ) -> SegmentFileWriter:
+    def writer(self, partition: int, first_offset: int, job_id: str, codec: Codec = "zstd") -> SegmentWriter:
         if not _JOB_ID.fullmatch(job_id):
             raise ValueError(
                 f"job id {job_id!r}: only letters, digits, '.', '_' and '-' can be in a file name"
             )
         name = f"{first_offset:020d}-{job_id}-{new_uuid().hex[:8]}.parquet"
         path = f"{self.location}/data/partition={partition}/{name}"
-        return SegmentFileWriter(file_io=self.file_io(), path=path, partition=partition, codec=codec)
+        return SegmentWriter(file_io=self.file_io(), path=path, partition=partition, codec=codec)
 
     def read(
         self, segment: Segment, columns: Sequence[str] | None = None, from_offset: int = 0
@@ -185,8 +183,11 @@ def job_of(path: str) -> str | None:
     return match["job"] if match else None
 
 
-class SegmentFileWriter:
-    """Writes one segment file. The file comes into being with its first row group."""
+class SegmentWriter:
+    """Writes one new segment file, which comes into being with its first row group. Until a commit names it, it is nobody's.
+
+    Leaving the `with` block by an exception abandons the file and removes it where it can.
+    """
 
     def __init__(self, *, file_io: SyncedFileIO, path: str, partition: int, codec: Codec) -> None:
         self._file_io = file_io
@@ -209,6 +210,7 @@ class SegmentFileWriter:
         return self._path
 
     def write(self, records: pa.RecordBatch) -> None:
+        """Add records (record.PAYLOAD_SCHEMA, every timestamp filled in), in offset order."""
         if self._closed:
             raise ValueError(f"{self._path} has been closed")
         if records.num_rows == 0:
@@ -228,6 +230,7 @@ class SegmentFileWriter:
             self._waiting_bytes += piece.nbytes
 
     def close(self) -> Segment | None:
+        """Finish and sync the file; None if nothing was written."""
         if self._closed:
             return self._segment
         self._write_row_group()
@@ -248,7 +251,7 @@ class SegmentFileWriter:
         steps.reached("segment.file.closed")
         return self._segment
 
-    def __enter__(self) -> SegmentFileWriter:
+    def __enter__(self) -> SegmentWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:

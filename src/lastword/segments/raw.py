@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lastword.record import PAYLOAD_SCHEMA
+from lastword.segments.model import Segment
 from lastword.segments.parquet import (
     FORMAT_KEY,
     NULL_VALUES_KEY,
@@ -26,7 +27,6 @@ from lastword.segments.parquet import (
     damage_named,
 )
 from lastword.segments.sketch import KeySketch
-from lastword.segments.table import Segment
 
 
 @dataclass(frozen=True, slots=True)

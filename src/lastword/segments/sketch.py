@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lastword.batch.columns import binary_column
-from lastword.segments.table import Segment
+from lastword.segments.model import Segment
 
 if TYPE_CHECKING:
     from lastword.segments.parquet import SegmentFiles

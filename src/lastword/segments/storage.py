@@ -18,8 +18,8 @@ from lastword.folder.paths import (
     WAREHOUSE_FOLDER,
 )
 from lastword.folder.running import strangers
-from lastword.segments.iceberg import IcebergCatalog, sqlite_file, sqlite_properties
-from lastword.segments.table import Announce, Guard, to_nobody
+from lastword.segments.catalog import SegmentCatalog, sqlite_file, sqlite_properties
+from lastword.segments.model import Announce, Guard, to_nobody
 
 FORMAT = "1"
 
@@ -105,7 +105,7 @@ class Storage:
         *,
         create: bool = True,
         guard: Guard | None = None,
-    ) -> IcebergCatalog:
+    ) -> SegmentCatalog:
         """Open the catalog. `guard` says which of its tables may be changed."""
         file = sqlite_file(self.properties)
         if not create and file is not None and not file.exists():
@@ -113,7 +113,7 @@ class Storage:
             raise InvalidError(
                 f"There is no catalog {file}: nothing was ever written to the log in {self.folder}."
             )
-        return IcebergCatalog.open(
+        return SegmentCatalog.open(
             properties=self.properties,
             warehouse=self.warehouse,
             clock=clock,

@@ -1,294 +1,124 @@
-"""What the log asks of the place where sealed segments live.
-
-Words: a *catalog* holds one *table* a topic; a table has *snapshots*; a snapshot names *segments* (immutable
-files of records of one partition, in offset order) and carries the *positions* of every partition.
-
-Every change is one commit that makes one new snapshot and is fenced by the snapshot that it was planned on:
-if another commit came first, `ConflictError` is raised, nothing has changed, and the caller plans again
-(`retry_on_conflict`). So positions and the files they speak of can't part, and no stale writer can move a
-position back.
-"""
+"""The sealed segments of one topic as an Iceberg table: looking at it, planning, committing, tidying up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
-from uuid import UUID
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from threading import Lock
+from typing import Literal
 
 import pyarrow as pa
-
-from lastword.errors import ConflictError, StorageError, UnavailableError, UnknownTopicError
-from lastword.wal.reader import OffsetGoneError
-
-if TYPE_CHECKING:
-    from lastword.segments.older import OlderState
-    from lastword.segments.parquet import SegmentFiles
-
-T = TypeVar("T")
-
-Codec = Literal["zstd", "lz4"]
-"""How the columns of a segment are packed: small, or fast to write and read."""
-
-
-LOOKS: Final = 5
-"""How often what is read in one go is begun again when the records moved meanwhile."""
-
-
-class SegmentGoneError(StorageError):
-    """A segment's file, or a snapshot, is no longer there. Look at the table again and plan from that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A sealed file of records. Everything here is known without opening it."""
-
-    path: str
-    partition: int
-    first_offset: int
-    last_offset: int
-    records: int
-    size_bytes: int
-    min_timestamp_ms: int
-    max_timestamp_ms: int
-    null_keys: int
-    null_values: int
-
-
-class Deadline(NamedTuple):
-    """Tombstones with offsets in [start, end) may go from `deadline_ms` on; there may be none.
-
-    With `by_record` it comes of the timestamp of the oldest of them, and the others may have to wait longer.
-    """
-
-    start: int
-    end: int
-    deadline_ms: int
-    by_record: bool = False
-
-
-class LastRun(NamedTuple):
-    """What the last compaction of a partition did."""
-
-    time_ms: int
-    duration_ms: int
-    reclaimed_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Positions:
-    """How far a partition has come. None of the offsets ever moves down.
-
-    `epochs` are pairs of leader epoch and the first offset written under it, oldest first. The rest is what
-    compaction must remember from one run to the next: when tombstones may go, when the last runs began and how
-    far the log had come by then (pairs, oldest first), and whether one of them has spared superseded records.
-
-    `clean_max_timestamp_ms` is at least the timestamp of every record that was ever below the first dirty offset,
-    those that are gone too but for those below the log start. None: not known, or there is no such record.
-    """
-
-    log_start: int = 0
-    first_dirty: int = 0
-    sealed_end: int = 0
-    epochs: tuple[tuple[int, int], ...] = ()
-    deadlines: tuple[Deadline, ...] = ()
-    runs: tuple[tuple[int, int], ...] = ()
-    spared: bool = False
-    last_run: LastRun | None = None
-    clean_max_timestamp_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """The data folder that may change a table, as the table names it. The epoch rises when another takes over.
-
-    `incarnation` tells apart the openings of one folder, where its catalog or warehouse could be shared with a clone
-    of it; elsewhere it is empty. Host and path are for people.
-    """
-
-    folder_id: str
-    epoch: int = 1
-    incarnation: str = ""
-    host: str = ""
-    path: str = ""
-
-    def __str__(self) -> str:
-        place = f"{self.path} on {self.host}" if self.path and self.host else "another place"
-        return f"the data folder {self.folder_id[:8]} ({place}, epoch {self.epoch})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastOwner:
-    """A data folder that has lost a topic, and how far each partition was sealed then: the rest is in its WAL alone."""
-
-    folder_id: str
-    epoch: int
-    sealed_ends: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicInfo:
-    """What a topic is. `config` has only the settings given to the topic itself, as text."""
-
-    name: str
-    id: UUID
-    partitions: int
-    config: Mapping[str, str] = field(default_factory=dict)
-    deleted: bool = False
-    owner: Owner | None = None
-    """The data folder that may change it; None for a table of the first version, until one claims it."""
-    past_owners: tuple[PastOwner, ...] = ()
-    """Those that lost it to another folder, oldest first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerLook:
-    """What a look at a table has found. `topic` is None if there is no such table, or if nothing has changed."""
-
-    pointer: str | None = None
-    topic: TopicInfo | None = None
-    is_unchanged: bool = False
-
-
-class Guard(Protocol):
-    """Says who may change a table. Asked with the state of the table that a commit is fenced by."""
-
-    def new_owner(self, topic: TopicInfo) -> Owner:
-        """The owner that a new table gets."""
-        ...
-
-    def check(self, topic: TopicInfo) -> Owner | None:
-        """NotOwnerError unless we may; the owner to be noted with the commit, if it is not yet."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """One state of a table. `topic` is as of now; the positions are those committed with the snapshot.
-
-    `operation` and `details` say which job made it and what it did.
-    """
-
-    id: int | None
-    parent_id: int | None
-    committed_ms: int
-    topic: TopicInfo
-    positions: tuple[Positions, ...]
-    operation: str
-    details: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
-    """What a collection removed, or would remove."""
-
-    files: tuple[str, ...] = ()
-    size_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TablePlace:
-    """Which topic a table is of, and where its files are. Known also of a table that can't be read."""
-
-    topic_id: UUID
-    location: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingCommit:
-    """A commit that is about to take records away.
-
-    `floors` has, for each partition that it touches, the offset below which only the snapshot after it may be
-    read.
-    """
-
-    topic_id: UUID
-    floors: Mapping[int, int]
-
-
-Announce = Callable[[PendingCommit], AbstractContextManager[object]]
-"""Tells those who serve the table's records of a commit: entered before it is made, left when it is made or not."""
-
-
-def to_nobody(_commit: PendingCommit) -> AbstractContextManager[object]:
-    """Announce a commit where nobody serves the table's records."""
-    return nullcontext()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ref:
-    """A tag or a branch that another engine made. Its snapshot never expires."""
-
-    name: str
-    kind: Literal["tag", "branch"]
-    snapshot: Snapshot
-
-
-class SegmentWriter(Protocol):
-    """Writes one new segment file. Until a commit names it, the file is nobody's.
-
-    Leaving the `with` block by an exception abandons the file and removes it where it can.
-    """
-
-    def write(self, records: pa.RecordBatch) -> None:
-        """Add records (record.PAYLOAD_SCHEMA, every timestamp filled in), in offset order."""
-        ...
-
-    def close(self) -> Segment | None:
-        """Finish and sync the file; None if nothing was written."""
-        ...
-
-    def __enter__(self) -> SegmentWriter: ...
-
-    def __exit__(self, kind: type[BaseException] | None, /, *rest: object) -> None: ...
-
-
-class SegmentTable(Protocol):
-    """The sealed segments of one topic."""
+from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+
+from lastword.clock import Clock
+from lastword.errors import ConflictError, InvalidTopicError, UnknownPartitionError, UnknownTopicError
+from lastword.segments import mapping
+from lastword.segments.collector import collect
+from lastword.segments.commit import Change, commit, expire
+from lastword.segments.fileio import SyncedFileIO, io_properties
+from lastword.segments.foreign import decoding, mapped
+from lastword.segments.index import IndexCache, SegmentIndex
+from lastword.segments.lineage import main_line, superseded
+from lastword.segments.loader import TableLoader
+from lastword.segments.model import (
+    Announce,
+    Codec,
+    Collected,
+    Guard,
+    Owner,
+    PastOwner,
+    PendingCommit,
+    Positions,
+    Ref,
+    Segment,
+    SegmentGoneError,
+    Snapshot,
+    TopicInfo,
+    retry_on_conflict,
+    to_nobody,
+)
+from lastword.segments.parquet import SegmentFiles, SegmentWriter
+
+
+class SegmentTable:
+    """The sealed segments of one topic. May be used by several threads."""
+
+    def __init__(
+        self,
+        *,
+        loader: TableLoader,
+        table: Table,
+        clock: Clock,
+        announce: Announce = to_nobody,
+        guard: Guard | None = None,
+    ) -> None:
+        self._guard = guard
+        self._loader = loader
+        self._announce = announce
+        self._clock = clock
+        self._identifier = table.name()
+        self._topic_id = mapping.topic_from(table.metadata.properties).id
+        self._table = table
+        self._table_lock = Lock()
+        self._indexes = IndexCache()
 
     @property
     def location(self) -> str:
         """Where the table's files are, as a URI."""
-        ...
+        return self._table.metadata.location
 
     @property
     def files(self) -> SegmentFiles:
-        """How to read and write its segment files without the table, on any machine."""
-        ...
+        """Reads and writes segment files where there is no catalog: hand it to executors."""
+        return SegmentFiles(location=self.location, properties=io_properties(self._table.io.properties))
 
     def snapshot(self, snapshot_id: int | None = None) -> Snapshot:
         """A fresh look at the current snapshot, or the one with this id if it is still there."""
-        ...
+        table = self._refresh()
+        if snapshot_id is None:
+            return self._snapshot_of(table, table.metadata.current_snapshot_id)
+        return self._snapshot_of(table, snapshot_id)
 
     def check_owned(self, snapshot: Snapshot) -> None:
         """NotOwnerError if we may not change the table as it was in a snapshot: its positions speak of another's records."""
-        ...
+        if self._guard is not None:
+            self._guard.check(snapshot.topic)
 
     def history(self) -> list[Snapshot]:
         """The snapshots that are or were the current one and are still kept, oldest first; the last is current.
 
         Those of branches that other engines made are not among them.
         """
-        ...
+        metadata = self._refresh().metadata
+        return [mapping.snapshot_from(metadata, each) for each in main_line(metadata)]
 
     def refs(self) -> list[Ref]:
         """The tags and branches of the table, but for the branch that is the topic."""
-        ...
+        metadata = self._refresh().metadata
+        found = []
+        for name, ref in sorted(metadata.refs.items()):
+            snapshot = metadata.snapshot_by_id(ref.snapshot_id)
+            if name != MAIN_BRANCH and snapshot is not None:
+                kind: Literal["tag", "branch"] = (
+                    "tag" if ref.snapshot_ref_type is SnapshotRefType.TAG else "branch"
+                )
+                found.append(Ref(name=name, kind=kind, snapshot=mapping.snapshot_from(metadata, snapshot)))
+        return found
 
     def plan(self, snapshot: Snapshot, partition: int | None = None, from_offset: int = 0) -> list[Segment]:
         """The snapshot's segments that reach `from_offset` or beyond, by partition and offset."""
-        ...
+        return self._index(snapshot.id).from_offset(partition, from_offset)
 
-    def writer(
-        self, partition: int, first_offset: int, job_id: str, codec: Codec = "zstd"
-    ) -> SegmentWriter: ...
+    def writer(self, partition: int, first_offset: int, job_id: str, codec: Codec = "zstd") -> SegmentWriter:
+        return self.files.writer(partition, first_offset, job_id, codec)
 
     def read(
         self, segment: Segment, columns: Sequence[str] | None = None, from_offset: int = 0
     ) -> Iterator[pa.RecordBatch]:
         """Records of a segment from an offset on, as record.PAYLOAD_SCHEMA (or its `columns`)."""
-        ...
+        return self.files.read(segment, columns, from_offset)
 
     def append(
         self,
@@ -300,7 +130,7 @@ class SegmentTable(Protocol):
         details: Mapping[str, str] | None = None,
     ) -> Snapshot:
         """Commit new segments, if any, together with the positions of the partitions that changed."""
-        ...
+        return self.replace(base, (), segments, positions, operation=operation, details=details)
 
     def replace(
         self,
@@ -312,8 +142,17 @@ class SegmentTable(Protocol):
         operation: str,
         details: Mapping[str, str] | None = None,
     ) -> Snapshot:
+        # Before the positions are compared: those of another owner's table don't fit what was planned here.
         """Commit segments out and segments in. ConflictError if one of `removed` is no longer there."""
-        ...
+        self.check_owned(base)
+        change = Change(
+            operation=operation,
+            details=details or {},
+            removed=removed,
+            added=added,
+            positions=_moved(base, positions),
+        )
+        return self._commit(base, change)
 
     def alter(
         self,
@@ -324,15 +163,53 @@ class SegmentTable(Protocol):
         deleted: bool = False,
     ) -> Snapshot:
         """Commit the topic's settings (all of them), a larger number of partitions, or its end."""
-        ...
+        before = base.topic
+        count = before.partitions if partitions is None else partitions
+        if count < before.partitions:
+            raise InvalidTopicError(
+                f"The topic {before.name} has {before.partitions} partitions; it can't have fewer ({count})."
+            )
+        after = TopicInfo(
+            name=before.name,
+            id=before.id,
+            partitions=count,
+            config=before.config if config is None else config,
+            deleted=before.deleted or deleted,
+        )
+        old, new = mapping.topic_properties(before), mapping.topic_properties(after)
+        change = Change(
+            operation="delete" if deleted else "alter",
+            positions=base.positions + (Positions(),) * (count - before.partitions),
+            properties=new,
+            removed_properties=sorted(old.keys() - new.keys()),
+        )
+        return self._commit(base, change)
 
     def claim(self) -> TopicInfo:
         """Have the table name us as its owner, as the guard wants it: by a commit, unless it does already."""
-        ...
+
+        def attempt() -> TopicInfo:
+            base = self.snapshot()
+            if self._guard is None or self._guard.check(base.topic) is None:
+                return base.topic
+            return self._commit(base, Change(operation="own", positions=base.positions)).topic
+
+        return retry_on_conflict(attempt)
 
     def take_over(self, base: Snapshot, owner: Owner, positions: Mapping[int, Positions]) -> Snapshot:
         """Commit another owner. The one before can't commit any more."""
-        ...
+        before = base.topic.owner
+        past = base.topic.past_owners
+        if before is not None:
+            ends = tuple(each.sealed_end for each in base.positions)
+            past += (PastOwner(folder_id=before.folder_id, epoch=before.epoch, sealed_ends=ends),)
+        change = Change(
+            operation="takeover",
+            positions=_moved(base, positions),
+            details={"from": before.folder_id if before else "", "epoch": str(owner.epoch)},
+            properties={mapping.PAST_OWNERS: mapping.past_owners_to_json(past)},
+        )
+        return self._commit(base, change, new_owner=owner)
 
     def expire(
         self,
@@ -346,7 +223,32 @@ class SegmentTable(Protocol):
 
         Where `only` is given, only those of it. Never the current one, those in `keep`, nor those that a tag or a branch names.
         """
-        ...
+        attempts = 5
+        while True:
+            table = self._refresh()
+            now_ms = self._clock.now_ms()
+            protected = {ref.snapshot_id for ref in table.metadata.refs.values()} | set(keep)
+            old = [
+                snapshot_id
+                for snapshot_id, superseded_ms in superseded(table.metadata, now_ms).items()
+                if (retention_ms is None or now_ms - superseded_ms >= retention_ms)
+                and snapshot_id not in protected
+                and (only is None or snapshot_id in only)
+            ]
+            if not old or dry_run:
+                return old
+            attempts -= 1
+            try:
+                topic = mapping.topic_from(table.metadata.properties)
+                if self._guard is not None and self._guard.check(topic) is not None:
+                    # Expiry makes no snapshot, which is what keeps a clone of the folder from going on.
+                    self.claim()
+                    continue
+                self._keep(expire(table, old))
+                return old
+            except ConflictError:
+                if attempts == 0:
+                    raise
 
     def collect(
         self,
@@ -362,91 +264,131 @@ class SegmentTable(Protocol):
 
         With `data_only` metadata files stay: a commit that is under way elsewhere may be about to name them.
         """
-        ...
+        if self._guard is not None and not dry_run:
+            self._guard.check(mapping.topic_from(self._refresh().metadata.properties))
+        with mapped(f"Collecting files of {self.location}"):
+            return collect(
+                SyncedFileIO(self.files.properties),
+                self.location,
+                self._refresh,
+                now_ms=self._clock.now_ms(),
+                grace_ms=grace_ms,
+                live_jobs=live_jobs,
+                dry_run=dry_run,
+                data_only=data_only,
+            )
 
-
-class SegmentCatalog(Protocol):
-    """The tables of all topics."""
-
-    def create(
-        self,
-        topic: TopicInfo,
-        *,
-        positions: tuple[Positions, ...] = (),
-        segments: Sequence[Segment] = (),
-        operation: str = "create",
-        details: Mapping[str, str] | None = None,
-    ) -> SegmentTable:
-        """TopicExistsError if the name is taken, also by one that is being deleted.
-
-        A topic that is restored begins with positions, and with segments that are below its `location` already.
-        """
-        ...
-
-    def location(self, name: str, topic_id: UUID) -> str:
-        """Where the files of a new topic go."""
-        ...
-
-    def load(self, name: str) -> SegmentTable:
-        """UnknownTopicError if there is none; one that is being deleted is still found."""
-        ...
-
-    def owners(self, known: Mapping[str, str | None]) -> dict[str, OwnerLook]:
-        """Look at the owners of topics. `known` is the pointer that the last look at each one has found, if any."""
-        ...
-
-    def list(self) -> list[str]:
-        """The names of all topics, those being deleted included, sorted."""
-        ...
-
-    def place(self, name: str) -> TablePlace:
-        """UnknownTopicError if there is none; one that can't be read is found too."""
-        ...
-
-    def drop(self, name: str, topic_id: UUID) -> None:
-        """Forget a table, if it is still the one of this topic. Its files stay. Can be repeated."""
-        ...
-
-    def older_states(self, name: str) -> Sequence[OlderState]:
-        """The states that a table had before the current one, newest first. It need not be readable."""
-        ...
-
-    def go_back(self, name: str, state: OlderState) -> None:
-        """Make an older state the current one."""
-        ...
-
-    def remove_files(self, location: str, topic_id: UUID) -> None:
-        """Remove every file of a topic that the catalog does not have. StorageError if others may be there too."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def check_not_deleted(base: Snapshot) -> None:
-    """UnknownTopicError if the topic has been deleted: what a job has made of it is for nothing."""
-    if base.topic.deleted:
-        raise UnknownTopicError(f"topic {base.topic.name!r} has been deleted")
-
-
-def look_again(attempt: Callable[[], T], what: str) -> T:
-    """Call `attempt`, which looks at a table or a WAL and reads what it found, until nothing has moved meanwhile.
-
-    Sealing, compaction, retention, expiry and collection all move records. UnavailableError, which names `what` was
-    read, if they did so each time.
-    """
-    for _ in range(LOOKS):
+    def _commit(self, base: Snapshot, change: Change, *, new_owner: Owner | None = None) -> Snapshot:
+        table = self._refresh()
+        if new_owner is None and self._guard is not None:
+            # In the very state that the commit is fenced by: whoever takes over makes another snapshot.
+            new_owner = self._guard.check(mapping.topic_from(table.metadata.properties))
+        if table.metadata.current_snapshot_id != base.id:
+            raise ConflictError(
+                f"The table of {base.topic.name} changed: snapshot {base.id} was planned on, "
+                f"{table.metadata.current_snapshot_id} is the current one."
+            )
+        if new_owner is not None:
+            change = replace(change, properties={**change.properties, **mapping.owner_properties(new_owner)})
         try:
-            return attempt()
-        except (SegmentGoneError, OffsetGoneError) as error:
-            moved = error
-    raise UnavailableError(f"{what} changed {LOOKS} times while it was read. {moved}".rstrip())
+            after = self._checked(base, change)
+            pending = _pending(base, change)
+            with nullcontext() if pending is None else self._announce(pending):
+                committed, snapshot_id = commit(
+                    table, base.id, change, now_ms=self._clock.now_ms(), reload=self._refresh
+                )
+        except SegmentGoneError as error:
+            if self._refresh().metadata.current_snapshot_id == base.id:
+                raise
+            # Another commit has replaced the snapshot since, and its files have been collected.
+            raise ConflictError(f"The table of {base.topic.name} changed: {error}") from error
+        self._indexes.put(snapshot_id, after)
+        self._keep(committed)
+        return self._snapshot_of(committed, snapshot_id)
+
+    def _checked(self, base: Snapshot, change: Change) -> SegmentIndex:
+        """The segments after the change, which must fit those that are there."""
+        index = self._index(base.id)
+        for segment in change.removed:
+            if index.by_path.get(segment.path) != segment:
+                raise ConflictError(f"The segment {segment.path} is no longer in snapshot {base.id}.")
+        for segment in change.added:
+            if not 0 <= segment.partition < len(change.positions):
+                raise UnknownPartitionError(f"{base.topic.name} has no partition {segment.partition}.")
+            if segment.path in index.by_path:
+                raise ConflictError(f"The segment {segment.path} is in snapshot {base.id} already.")
+        return index.changed(change.removed, change.added)
+
+    def _refresh(self) -> Table:
+        with mapped(f"Looking at the table {'.'.join(self._identifier)}"):
+            table = self._loader.load(self._identifier, known=self._table)
+        if table is not self._table:
+            if mapping.topic_from(table.metadata.properties).id != self._topic_id:
+                raise UnknownTopicError(
+                    f"The topic {'.'.join(self._identifier)} was deleted and created again."
+                )
+            self._keep(table)
+        return table
+
+    def _keep(self, table: Table) -> None:
+        """Remember the newest state seen. Another thread may have seen a newer one meanwhile."""
+        with self._table_lock:
+            if _age(table) >= _age(self._table):
+                self._table = table
+
+    def _index(self, snapshot_id: int | None) -> SegmentIndex:
+        if snapshot_id is None:
+            return SegmentIndex(())
+        if (index := self._indexes.get(snapshot_id)) is not None:
+            return index
+        table = self._table
+        snapshot = table.metadata.snapshot_by_id(snapshot_id)
+        if snapshot is None:
+            table = self._refresh()
+            snapshot = table.metadata.snapshot_by_id(snapshot_id)
+        if snapshot is None:
+            raise SegmentGoneError(f"Snapshot {snapshot_id} of {self.location} has expired.")
+        with mapped(f"Reading the manifests of snapshot {snapshot_id}", snapshot.manifest_list):
+            return self._indexes.load(snapshot, table.io)
+
+    def _snapshot_of(self, table: Table, snapshot_id: int | None) -> Snapshot:
+        snapshot = table.metadata.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
+        if snapshot is None:
+            raise SegmentGoneError(f"Snapshot {snapshot_id} of {self.location} is no longer there.")
+        with decoding(table.metadata_location):
+            return mapping.snapshot_from(table.metadata, snapshot)
 
 
-def retry_on_conflict(attempt: Callable[[], T], attempts: int = 10) -> T:
-    """Call `attempt`, which looks at the table, plans and commits, until no other commit came between."""
-    for _ in range(attempts - 1):
-        try:
-            return attempt()
-        except ConflictError:
-            continue
-    return attempt()
+def _age(table: Table) -> int:
+    snapshot = table.metadata.current_snapshot()
+    return (snapshot.sequence_number or 0) if snapshot else 0
+
+
+def _pending(base: Snapshot, change: Change) -> PendingCommit | None:
+    """What to announce of a change; None if it takes no record away from anybody."""
+    floors: dict[int, int] = {}
+    for partition, (old, new) in enumerate(zip(base.positions, change.positions, strict=False)):
+        if new.first_dirty > old.first_dirty or new.log_start > old.log_start:
+            floors[partition] = max(new.first_dirty, new.log_start)
+    for segment in change.removed:
+        floors[segment.partition] = max(floors.get(segment.partition, 0), segment.last_offset + 1)
+    return PendingCommit(topic_id=base.topic.id, floors=floors) if floors else None
+
+
+def _moved(base: Snapshot, changed: Mapping[int, Positions]) -> tuple[Positions, ...]:
+    """The positions of all partitions after a change. One that moves down is a bug of the caller."""
+    positions = list(base.positions)
+    for partition, new in changed.items():
+        if not 0 <= partition < len(positions):
+            raise UnknownPartitionError(f"{base.topic.name} has no partition {partition}.")
+        old = positions[partition]
+        down = (
+            new.log_start < old.log_start
+            or new.first_dirty < old.first_dirty
+            or new.sealed_end < old.sealed_end
+            or new.epochs[-1:] < old.epochs[-1:]
+        )
+        if down:
+            raise ValueError(f"positions of partition {partition} would move down: {old} to {new}")
+        positions[partition] = new
+    return tuple(positions)

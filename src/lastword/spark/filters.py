@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from lastword.segments.table import Segment
+from lastword.segments.model import Segment
 
 _LAST = 2**63 - 1
 

@@ -21,7 +21,7 @@ from lastword.log.topic import Topic
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import View
-from lastword.segments.table import look_again
+from lastword.segments.model import look_again
 from lastword.spark import winners
 from lastword.spark.filters import Wanted
 from lastword.spark.opened import opened

@@ -27,7 +27,7 @@ from lastword.errors import InvalidError, OffsetOutOfRangeError
 from lastword.log.topic import Topic
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import View, view_now
-from lastword.segments.table import SegmentGoneError
+from lastword.segments.model import SegmentGoneError
 from lastword.spark import plan, tasks
 from lastword.spark.filters import EVERYTHING
 from lastword.spark.opened import opened

@@ -23,9 +23,9 @@ from lastword.clock import SystemClock
 from lastword.errors import OffsetOutOfRangeError, StorageError, UnavailableError
 from lastword.folder.leases import LeaseKeeper
 from lastword.record import TimestampType
+from lastword.segments.model import Segment, SegmentGoneError
 from lastword.segments.parquet import FORMAT_KEY, SegmentFiles
 from lastword.segments.raw import RawSegment, RowGroup
-from lastword.segments.table import Segment, SegmentGoneError
 from lastword.spark.filters import EVERYTHING, Wanted
 from lastword.spark.options import Where
 

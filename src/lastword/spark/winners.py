@@ -31,9 +31,9 @@ from lastword.config import TopicSettings
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import View
+from lastword.segments.model import Segment
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment
-from lastword.segments.table import Segment
 
 Mask = npt.NDArray[np.uint8]
 Run = tuple[int, pa.Array]

@@ -12,7 +12,7 @@ from lastword.compaction import plan
 from lastword.compaction.plan import PartitionPlan, PartitionView
 from lastword.compaction.rules import ReaderHold
 from lastword.config import TopicSettings
-from lastword.segments.table import Deadline, Positions, Segment
+from lastword.segments.model import Deadline, Positions, Segment
 
 NOW = 1_000_000
 

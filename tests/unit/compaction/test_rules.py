@@ -12,7 +12,7 @@ from lastword.compaction import rules as rule
 from lastword.compaction.holds import ReaderPosition, Readership, Uptime
 from lastword.compaction.rules import Expiring, OldestTombstones, ReaderHold, Rules
 from lastword.config import TopicSettings
-from lastword.segments.table import Deadline, LastRun, Positions
+from lastword.segments.model import Deadline, LastRun, Positions
 
 MINUTE = 60_000
 

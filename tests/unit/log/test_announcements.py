@@ -8,7 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import lastword
-from lastword.segments.table import PendingCommit
+from lastword.segments.model import PendingCommit
 
 COMMIT = PendingCommit(topic_id=uuid4(), floors={0: 5})
 

@@ -24,9 +24,9 @@ from lastword.errors import ClosedError, StorageError, UnavailableError, Unknown
 from lastword.folder import disk, steps
 from lastword.log import Log
 from lastword.log.lifecycle import Lifecycle
-from lastword.segments.iceberg import IcebergCatalog, sqlite_properties
-from lastword.segments.iceberg_table import IcebergTable
-from lastword.segments.table import TopicInfo
+from lastword.segments.catalog import SegmentCatalog, sqlite_properties
+from lastword.segments.model import TopicInfo
+from lastword.segments.table import SegmentTable
 
 INLINE = {"compaction.service.factory": "lastword.compaction.inline:InlineCompactionServiceFactory"}
 
@@ -64,9 +64,9 @@ def in_thread(act: Callable[[], object]) -> threading.Thread:
 
 def fail_marks(monkeypatch: pytest.MonkeyPatch, *, made: bool = False, blind: bool = False) -> None:
     """Have the commit that marks a topic as deleted fail: before or after it is made, with or without a look at it."""
-    alter = IcebergTable.alter
+    alter = SegmentTable.alter
 
-    def failing(self: IcebergTable, base: Any, **changes: Any) -> Any:
+    def failing(self: SegmentTable, base: Any, **changes: Any) -> Any:
         if blind and not changes.get("deleted"):
             raise StorageError("the object store does not answer")
         if changes.get("deleted"):
@@ -75,7 +75,7 @@ def fail_marks(monkeypatch: pytest.MonkeyPatch, *, made: bool = False, blind: bo
             raise StorageError("the object store does not answer")
         return alter(self, base, **changes)
 
-    monkeypatch.setattr(IcebergTable, "alter", failing)
+    monkeypatch.setattr(SegmentTable, "alter", failing)
 
 
 class TestADeletionThatFails:
@@ -148,15 +148,15 @@ class TestADeletionThatFails:
         """A request that timed out may still be carried out: but not after the topic has been found to be whole."""
         topic = log.create_topic("t")
         late: list[Callable[[], object]] = []
-        alter = IcebergTable.alter
+        alter = SegmentTable.alter
 
-        def delayed(self: IcebergTable, base: Any, **changes: Any) -> Any:
+        def delayed(self: SegmentTable, base: Any, **changes: Any) -> Any:
             if changes.get("deleted"):
                 late.append(lambda: alter(self, base, **changes))
                 raise StorageError("timed out")
             return alter(self, base, **changes)
 
-        monkeypatch.setattr(IcebergTable, "alter", delayed)
+        monkeypatch.setattr(SegmentTable, "alter", delayed)
         with pytest.raises(StorageError, match="timed out"):
             log.delete_topic("t")
         with pytest.raises(UnavailableError):
@@ -249,7 +249,7 @@ class TestWhoFinishesIt:
             log.delete_topic("t")
         abandon(log)
         shutil.copytree(tmp_path / "d", tmp_path / "copy")
-        copied = IcebergCatalog.open(
+        copied = SegmentCatalog.open(
             properties=sqlite_properties(tmp_path / "copy" / "catalog.db"),
             warehouse=str(tmp_path / "copy" / "warehouse"),
             clock=clock,

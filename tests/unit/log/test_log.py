@@ -38,7 +38,7 @@ from lastword.errors import (
 from lastword.folder import disk
 from lastword.folder.locks import Role, RoleLock
 from lastword.log import Log
-from lastword.segments.table import Snapshot
+from lastword.segments.model import Snapshot
 
 
 class TestFolder:

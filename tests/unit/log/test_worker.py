@@ -19,8 +19,8 @@ import lastword
 from lastword.admin.health import cleaning_problems
 from lastword.errors import LockedError, UnavailableError
 from lastword.folder import steps
-from lastword.log import Log
-from lastword.maintenance import worker, worker_state
+from lastword.log import Log, worker
+from lastword.maintenance import worker_state
 from lastword.maintenance.lanes import Lane
 from lastword.maintenance.worker_state import (
     FailingCompaction,

@@ -15,8 +15,8 @@ from lastword.log import Log
 from lastword.log.topic import Topic
 from lastword.maintenance import retention
 from lastword.reading.timetravel import AsOf
+from lastword.segments.model import Positions, Segment
 from lastword.segments.rows import to_records
-from lastword.segments.table import Positions, Segment
 
 NOW_MS = 10 * DAY_MS
 HOUR, DAY = HOUR_MS, DAY_MS

@@ -29,7 +29,7 @@ from lastword.log import Log
 from lastword.log.topic import Topic
 from lastword.maintenance import tiering
 from lastword.record import NewRecord, TimestampType
-from lastword.segments.table import Positions
+from lastword.segments.model import Positions
 from lastword.wal.files import WalFile
 
 INLINE = "lastword.compaction.inline:InlineCompactionServiceFactory"

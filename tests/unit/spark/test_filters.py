@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from lastword.segments.table import Segment
+from lastword.segments.model import Segment
 from lastword.spark.filters import EVERYTHING, wanted
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from lastword.clock import Clock, monotonic_s
 from lastword.config import is_internal
@@ -43,8 +44,11 @@ from lastword.maintenance.backup.manifest import Manifest, SavedTopic, SavedWal
 from lastword.maintenance.backup.place import CHUNK_BYTES, Folder, Piece, Place, chunks_of, put
 from lastword.segments.fileio import bare_path
 from lastword.segments.foreign import mapped
+from lastword.segments.model import Segment, SegmentGoneError, Snapshot
 from lastword.segments.storage import FORMAT
-from lastword.segments.table import Segment, SegmentGoneError, SegmentTable, Snapshot
+
+if TYPE_CHECKING:
+    from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from lastword.errors import CorruptError, InvalidError, StorageError
 from lastword.maintenance.backup.place import Piece, Place
 from lastword.segments.foreign import FAILURES
 from lastword.segments.mapping import positions_from_json, positions_to_json
-from lastword.segments.table import Positions, Segment, TopicInfo
+from lastword.segments.model import Positions, Segment, TopicInfo
 from lastword.wal.checkpoint import Damage
 from lastword.wal.files import WalFile
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lastword.clock import Clock, monotonic_s
 from lastword.errors import (
@@ -49,8 +49,11 @@ from lastword.maintenance.backup.manifest import Manifest, SavedTopic, SavedWal
 from lastword.maintenance.backup.place import Piece, Place, chunks_of
 from lastword.segments.fileio import FileTree, SyncedFileIO
 from lastword.segments.foreign import FAILURES, mapped
+from lastword.segments.model import Segment
 from lastword.segments.storage import FORMAT
-from lastword.segments.table import Segment, SegmentCatalog
+
+if TYPE_CHECKING:
+    from lastword.segments.catalog import SegmentCatalog
 
 _MAY_BE_THERE = (CONFIG_FILE, LOCKS_FOLDER, RUN_FOLDER, f"{RESTORING_FILE}.tmp")
 THREADS = 4

@@ -43,11 +43,8 @@ from lastword.segments import mapping
 from lastword.segments.commit import Change, summary_of
 from lastword.segments.fileio import FILE_IO, FileTree, SyncedFileIO, bare_path, io_properties, warehouse_uri
 from lastword.segments.foreign import decoding, mapped
-from lastword.segments.iceberg_table import IcebergTable
 from lastword.segments.loader import TableLoader
-from lastword.segments.older import OlderState, older_states
-from lastword.segments.relocation import Rewritten, rewrite
-from lastword.segments.table import (
+from lastword.segments.model import (
     Announce,
     Guard,
     OwnerLook,
@@ -57,6 +54,9 @@ from lastword.segments.table import (
     TopicInfo,
     to_nobody,
 )
+from lastword.segments.older import OlderState, older_states
+from lastword.segments.relocation import Rewritten, rewrite
+from lastword.segments.table import SegmentTable
 
 _DROP_ATTEMPTS = 10
 
@@ -115,7 +115,7 @@ def _make_commits_last(catalog: Catalog) -> None:
         catalog.engine.dispose()
 
 
-class IcebergCatalog:
+class SegmentCatalog:
     """The tables of all topics."""
 
     def __init__(
@@ -145,7 +145,7 @@ class IcebergCatalog:
         announce: Announce = to_nobody,
         create: bool = True,
         guard: Guard | None = None,
-    ) -> IcebergCatalog:
+    ) -> SegmentCatalog:
         """Open the catalog that pyiceberg's `properties` name. Without `create` it must be there.
 
         `guard` says which tables may be changed; without one all may.
@@ -173,7 +173,11 @@ class IcebergCatalog:
         segments: Sequence[Segment] = (),
         operation: str = "create",
         details: Mapping[str, str] | None = None,
-    ) -> IcebergTable:
+    ) -> SegmentTable:
+        """TopicExistsError if the name is taken, also by one that is being deleted.
+
+        A topic that is restored begins with positions, and with segments that are below its `location` already.
+        """
         identifier = mapping.identifier_of(topic.name)
         location = self.location(topic.name, topic.id)
         with mapped(f"Creating the topic {topic.name}"):
@@ -213,7 +217,7 @@ class IcebergCatalog:
         steps.reached("create.done")
         return self.load(topic.name)
 
-    def register(self, name: str, metadata_location: str) -> IcebergTable:
+    def register(self, name: str, metadata_location: str) -> SegmentTable:
         """Take in a topic whose files, written or rewritten for their place, are there already."""
         identifier = mapping.identifier_of(name)
         with mapped(f"Registering the topic {name}"):
@@ -276,11 +280,12 @@ class IcebergCatalog:
             if _TOPIC_METADATA.fullmatch(pointer) and (below is None or _is_below(pointer, below))
         }
 
-    def load(self, name: str) -> IcebergTable:
+    def load(self, name: str) -> SegmentTable:
+        """UnknownTopicError if there is none; one that is being deleted is still found."""
         with mapped(f"Loading the topic {name}"):
             table = self._loader.load(mapping.identifier_of(name))
         with decoding(table.metadata_location):
-            return IcebergTable(
+            return SegmentTable(
                 loader=self._loader,
                 table=table,
                 clock=self._clock,
@@ -320,6 +325,7 @@ class IcebergCatalog:
         return OwnerLook(pointer=table.metadata_location, topic=mapping.topic_from(table.metadata.properties))
 
     def list(self) -> builtins.list[str]:
+        """The names of all topics, those being deleted included, sorted."""
         with mapped("Listing the topics"):
             identifiers = [
                 identifier
@@ -329,10 +335,12 @@ class IcebergCatalog:
         return sorted(mapping.topic_of(identifier) for identifier in identifiers if len(identifier) == 2)
 
     def place(self, name: str) -> TablePlace:
+        """UnknownTopicError if there is none; one that can't be read is found too."""
         with mapped(f"Looking for the topic {name}"):
             return self._find(name)[0]
 
     def drop(self, name: str, topic_id: UUID) -> None:
+        """Forget a table, if it is still the one of this topic. Its files stay. Can be repeated."""
         identifier = mapping.identifier_of(name)
         with mapped(f"Dropping the topic {name}"):
             for _ in range(_DROP_ATTEMPTS):
@@ -349,6 +357,7 @@ class IcebergCatalog:
         raise ConflictError(f"The table of {name} changed {_DROP_ATTEMPTS} times while it was being dropped.")
 
     def older_states(self, name: str) -> builtins.list[OlderState]:
+        """The states that a table had before the current one, newest first. It need not be readable."""
         identifier = mapping.identifier_of(name)
         with mapped(f"Looking for older states of {name}"):
             pointer = self._loader.pointer(identifier)
@@ -359,6 +368,7 @@ class IcebergCatalog:
             return older_states(self._file_io, pointer, self._loader.previous(identifier))
 
     def go_back(self, name: str, state: OlderState) -> None:
+        """Make an older state the current one."""
         identifier = mapping.identifier_of(name)
         with mapped(f"Going back to an older state of {name}"):
             pointer = self._loader.pointer(identifier)
@@ -368,6 +378,7 @@ class IcebergCatalog:
         steps.reached("go_back.done")
 
     def remove_files(self, location: str, topic_id: UUID) -> None:
+        """Remove every file of a topic that the catalog does not have. StorageError if others may be there too."""
         if not location.endswith(f"/{topic_id.hex}"):
             raise StorageError(f"{location} is not a place of one topic alone: its files are not removed.")
         with mapped(f"Removing the files in {location}"):
