@@ -21,12 +21,19 @@ from lastword.compaction.engine import Failure, InlineEngine, Job, TooLarge, nex
 from lastword.compaction.plan import Way
 from lastword.compaction.rules import Expiring, OldestTombstones, Rules, oldest_of_all
 from lastword.compaction.spark import SparkEngine
+from lastword.compaction.strategy import FirstWord, HighestHeader, LastWord, LatestTimestamp, Strategy
 from lastword.compaction.unit import Outcome, Unit
 from lastword.record import TimestampType
 from lastword.segments.table import SegmentTable
 
 EXAMPLES = int(os.environ.get("LASTWORD_EXAMPLES", "1"))
-STRATEGIES = ("offset", "first", "timestamp", "header long", "header text")
+STRATEGIES: dict[str, Strategy] = {
+    "offset": LastWord(),
+    "first": FirstWord(),
+    "timestamp": LatestTimestamp(),
+    "header long": HighestHeader(header="v", format="long"),
+    "header text": HighestHeader(header="v", format="text"),
+}
 KEYS = [None, b"", b"a", b"b", b"c", b"d", b"a\0", b"k" * 30, b"k" * 29 + b"l"]
 
 Row = tuple[bytes | None, bytes | None, int, bool, tuple[tuple[str, bytes | None], ...]]
@@ -55,7 +62,7 @@ def version(strategy: str, number: int | None) -> tuple[tuple[str, bytes | None]
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    strategy = draw(st.sampled_from(STRATEGIES))
+    strategy = draw(st.sampled_from(list(STRATEGIES)))
     row = st.tuples(
         st.sampled_from(KEYS),
         st.sampled_from([None, b"", b"value"]),
@@ -82,9 +89,7 @@ def cases(draw: st.DrawFn) -> Case:
         segments=segments,
         clean=draw(st.integers(0, len(segments))),
         rules=Rules(
-            strategy=strategy.partition(" ")[0],  # type: ignore[arg-type]
-            header="v",
-            header_format="long" if strategy == "header long" else "text",
+            strategy=STRATEGIES[strategy],
             log_start=draw(st.sampled_from([0, 0, end // 3])),
             expiring=tuple(expiring),
             retention_before_ms=draw(st.sampled_from([None, None, START_MS + 3])),
@@ -174,17 +179,17 @@ def by_hand(case: Case, unit: Unit) -> tuple[str, ...]:
     def rank(row: dict[str, object]) -> tuple[object, ...]:
         offset = row["offset"]
         match rules.strategy:
-            case "offset":
+            case LastWord():
                 return (offset,)
-            case "first":
+            case FirstWord():
                 return (-offset,)  # type: ignore[operator]
-            case "timestamp":
+            case LatestTimestamp():
                 stamp = row["timestamp"]
                 return (stamp is not None, age_of[offset] if stamp is not None else 0, offset)
         values = [each["value"] for each in row["headers"] or () if each["key"] == "v"]  # type: ignore[attr-defined]
         if not values:
             return (False, 0, offset)
-        long = rules.header_format == "long"
+        long = rules.strategy == STRATEGIES["header long"]
         return (True, int.from_bytes(values[-1], "big", signed=True) if long else int(values[-1]), offset)
 
     best: dict[bytes, dict[str, object]] = {}
@@ -286,9 +291,7 @@ def test_on_spark_each_strategy_goes_all_ways(
         segments=tuple(rows[start : start + 100] for start in range(0, 400, 100)),
         clean=0,
         rules=Rules(
-            strategy=strategy.partition(" ")[0],  # type: ignore[arg-type]
-            header="v",
-            header_format="long" if strategy == "header long" else "text",
+            strategy=STRATEGIES[strategy],
             log_start=20,
             expiring=(Expiring(start=0, end=300),),
             retention_before_ms=START_MS + 10,
@@ -316,9 +319,7 @@ def many_keys(count: int) -> Case:
         segments=(tuple(rows[: count // 2]), tuple(rows[count // 2 :])),
         clean=0,
         rules=Rules(
-            strategy="offset",
-            header=None,
-            header_format=None,
+            strategy=LastWord(),
             log_start=0,
             expiring=(),
             retention_before_ms=None,
@@ -331,7 +332,7 @@ def many_keys(count: int) -> Case:
 @pytest.mark.parametrize("strategy", ["offset", "first", "timestamp"])
 def test_too_many_keys_for_a_task_take_the_next_way(tmp_path: Path, strategy: str) -> None:
     case = many_keys(8000)
-    case = replace(case, rules=replace(case.rules, strategy=strategy))  # type: ignore[arg-type]
+    case = replace(case, rules=replace(case.rules, strategy=STRATEGIES[strategy]))
     place = local_place(tmp_path)
     unit = replace(unit_of(case, place.open().create(new_topic())), max_set_bytes=60_000)
     job = Job(unit=unit, way=ONE)

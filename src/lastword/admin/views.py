@@ -19,6 +19,7 @@ from typing import Any
 
 from lastword.clock import monotonic_s
 from lastword.compaction.holds import ReaderPosition, Uptime
+from lastword.compaction.strategy import strategy_of
 from lastword.config import is_internal
 from lastword.config.keys import TOPIC_KEYS
 from lastword.errors import InvalidError, LastwordError
@@ -284,7 +285,7 @@ def _garbage(topic: Topic, by_partition: dict[int, list[Segment]]) -> dict[str, 
     found: dict[str, int] = {}
     try:
         for segments in by_partition.values():
-            in_order = segments if topic.settings.compaction_strategy == "first" else segments[::-1]
+            in_order = segments if strategy_of(topic.settings).order == "oldest" else segments[::-1]
             keys = 0.0
             for segment, keys_now in zip(in_order, sketches.growing(in_order), strict=True):
                 keyed = segment.records - segment.null_keys

@@ -326,8 +326,8 @@ class Compactor:
         if not plan.keyed:
             # No set of keys is needed, and the result is one segment.
             return "one stage", 1, memory_bytes
-        versioned = plan.rules.strategy in ("timestamp", "header")
-        only_dirty = plan.rules.strategy == "offset" and not plan.positions.spared
+        versioned = plan.rules.strategy.is_versioned
+        only_dirty = plan.rules.strategy.order == "newest" and not plan.positions.spared
         inserted = [
             segment
             for segment in plan.segments
@@ -500,7 +500,7 @@ def _fits(plan: PartitionPlan, base: Snapshot, live: set[str]) -> bool:
     at = base.positions[plan.partition]
     # What has fallen below the log start meanwhile may have beaten records behind it, which must stay then.
     competitors_are_there = (
-        plan.rules.strategy == "offset" or not plan.keyed or at.log_start == plan.positions.log_start
+        plan.rules.strategy.order == "newest" or not plan.keyed or at.log_start == plan.positions.log_start
     )
     return (
         competitors_are_there
@@ -519,7 +519,7 @@ def _moved(at: Positions, done: _Done, settings: TopicSettings, now_ms: int) -> 
     at = rule.on_clock(settings, at)
     dirty = [segment for segment in plan.segments if segment.last_offset >= plan.positions.first_dirty]
     runs = at.runs
-    if settings.compaction_strategy in ("timestamp", "header"):
+    if plan.rules.strategy.is_versioned:
         runs = rule.next_runs(
             at.runs, plan.seen, compactable_end=plan.compactable_end, most=planning.MAX_RUNS_KEPT
         )

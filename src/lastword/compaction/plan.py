@@ -16,6 +16,7 @@ from typing import Literal
 
 from lastword.compaction import rules as rule
 from lastword.compaction.rules import ReaderHold, Rules
+from lastword.compaction.strategy import strategy_of
 from lastword.config import TopicSettings
 from lastword.segments.model import Positions, Segment
 
@@ -256,9 +257,7 @@ def _propose_join(
         compactable_end=at.first_dirty,
         seen=(now_ms, view.log_end),
         rules=Rules(
-            strategy=settings.compaction_strategy,
-            header=None,
-            header_format=None,
+            strategy=strategy_of(settings),
             log_start=at.log_start,
             expiring=(),
             retention_before_ms=None,

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lastword.compaction.strategy import Strategy, strategy_of
 from lastword.config import TopicSettings
 from lastword.segments.model import Deadline, Positions
 
@@ -45,9 +46,7 @@ NO_TOMBSTONES = OldestTombstones()
 class Rules:
     """Everything that decides which records of one partition stay in one run."""
 
-    strategy: Literal["offset", "first", "timestamp", "header"]
-    header: str | None
-    header_format: Literal["long", "text"] | None
+    strategy: Strategy
     log_start: int
     expiring: tuple[Expiring, ...]
     retention_before_ms: int | None
@@ -85,9 +84,7 @@ def rules_for(
     `all_compactable` says that nothing is sealed beyond it; `seen` is when the log was looked at, and its end then.
     """
     return Rules(
-        strategy=settings.compaction_strategy,
-        header=settings.compaction_strategy_header,
-        header_format=settings.compaction_strategy_header_format,
+        strategy=strategy_of(settings),
         log_start=at.log_start,
         expiring=expiring(
             settings,
@@ -140,7 +137,7 @@ def expiring(
     now_ms: int,
 ) -> tuple[Expiring, ...]:
     """Where tombstones may go now. Only those that an earlier run has passed: they linger at least one round."""
-    if settings.compaction_strategy != "offset" and not all_compactable:
+    if strategy_of(settings).order != "newest" and not all_compactable:
         # A tombstone may beat records behind it: one in a segment that this run leaves alone would come back.
         return ()
     latest_ms = _latest_safe_expiry(settings, at, compactable_end=compactable_end, seen=seen, now_ms=now_ms)
@@ -169,11 +166,11 @@ def _latest_safe_expiry(
 ) -> int:
     """The latest expiry of a tombstone that may go now.
 
-    With `timestamp` and `header` a late record may lose to the tombstone, and must not come back because the
+    Where versions are compared, a late record may lose to the tombstone, and must not come back because the
     tombstone went first. So every record appended before the expiry has to be compactable in this run; an
     earlier run that began after the expiry knows how far the log had come by then.
     """
-    if settings.compaction_strategy in ("offset", "first"):
+    if not strategy_of(settings).is_versioned:
         return now_ms
     return max((time_ms for time_ms, end in (*at.runs, seen) if end <= compactable_end), default=-1)
 

@@ -202,7 +202,7 @@ class SparkEngine:
             _read_keys(unit), "key binary, known int, version long, segment int, row int"
         )
         row = sql.struct("segment", "row")
-        if unit.rules.strategy == "first":
+        if unit.rules.strategy.order == "oldest":
             best = sql.min(row)
         else:
             best = sql.max(sql.struct("known", "version", "segment", "row"))
@@ -274,7 +274,7 @@ def _read_keys(unit: Unit) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.R
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         finder = Survivors(unit)
-        versioned = unit.rules.strategy in ("timestamp", "header")
+        versioned = unit.rules.strategy.is_versioned
         for batch in batches:
             for index in batch.column("id").to_pylist():
                 with finder.open(index) as raw:

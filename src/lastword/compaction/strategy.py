@@ -1,38 +1,163 @@
-"""Which record of a key wins, by the topic's `compaction.strategy`."""
+"""Strategies: which record of a key wins. Each is an object; `strategy_of` finds a topic's by its settings.
+
+To add one, write it here, name it in STRATEGIES, and allow its name in the settings (config/keys.py).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword import batch
+from lastword.batch import VersionFormat, parse_version
 from lastword.config import TopicSettings
 from lastword.record import TimestampType
-
-_COLUMNS: dict[str, list[str]] = {
-    "offset": [],
-    "first": [],
-    "timestamp": ["timestamp"],
-    "header": ["headers"],
-}
 
 MANY_ROWS = 1 << 18
 """Fewer rows compete on one thread: others would cost more memory than the rows."""
 
+Versions = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+"""For each row whether it has a version, and which."""
 
-def version_columns(settings: TopicSettings) -> list[str]:
-    """The columns beside key and offset that the strategy looks at."""
-    return list(_COLUMNS[settings.compaction_strategy])
+Order = Literal["newest", "oldest", "version"]
+"""Who wins: the record with the highest offset, the one with the lowest, or the one with the highest version, the
+newest of them. A record without a version loses to one that has one."""
 
 
-def winners(records: pa.Table, settings: TopicSettings) -> npt.NDArray[np.bool_]:
-    """For each row, whether no other row of its key beats it. Rows are of one partition, in offset order.
+@dataclass(frozen=True)
+class Strategy:
+    """How the records of a key compete. Tasks of other processes are given it."""
 
-    A row with a null key competes with nobody, and wins.
-    """
-    return best_of_each_key(records.column("key"), _order(records, settings))
+    order: ClassVar[Order]
+    columns: ClassVar[tuple[str, ...]] = ()
+    """What `versions` reads."""
+    wins: ClassVar[str]
+    """What is said of the winner."""
+    beats: ClassVar[str]
+    """What is said of the winner to one that it beats."""
+
+    @property
+    def is_versioned(self) -> bool:
+        """Whether a record may lose to one that was appended before it, and beat one appended after it."""
+        return self.order == "version"
+
+    @property
+    def required_header(self) -> tuple[str, VersionFormat] | None:
+        """A header, and its format, without which no record is taken."""
+        return None
+
+    def versions(self, rows: pa.Table) -> Versions:
+        """The versions of some rows, which have the strategy's columns."""
+        return np.zeros(len(rows), np.uint8), np.zeros(len(rows), np.int64)
+
+    def winners(self, records: pa.Table) -> npt.NDArray[np.bool_]:
+        """For each row, whether no other row of its key beats it. Rows are of one partition, in offset order.
+
+        A row with a null key competes with nobody, and wins.
+        """
+        rows = np.arange(records.num_rows)
+        if self.order == "oldest":
+            rows = rows[::-1]
+        elif self.order == "version":
+            known, versions = self.versions(records)
+            rows = np.lexsort((rows, versions, known))
+        return best_of_each_key(records.column("key"), rows)
+
+
+@dataclass(frozen=True)
+class LastWord(Strategy):
+    """The newest record wins."""
+
+    order = "newest"
+    wins = "the newest record of its key"
+    beats = "a newer record of its key"
+
+
+@dataclass(frozen=True)
+class FirstWord(Strategy):
+    """The oldest record wins."""
+
+    order = "oldest"
+    wins = "the first record of its key"
+    beats = "an older record of its key, and the first one wins"
+
+
+@dataclass(frozen=True)
+class LatestTimestamp(Strategy):
+    """The record with the latest timestamp wins."""
+
+    order = "version"
+    columns = ("timestamp", "timestamp_type")
+    wins = "the record of its key with the latest timestamp"
+    beats = "a record of its key with a later timestamp, or newer with the same"
+
+    def versions(self, rows: pa.Table) -> Versions:
+        """A record that came without a timestamp has no version."""
+        timestamps = rows.column("timestamp")
+        known = timestamps.is_valid().to_numpy()
+        known = known & (rows.column("timestamp_type").to_numpy() != int(TimestampType.NONE))
+        versions = pc.fill_null(timestamps.cast(pa.int64()), 0).to_numpy()
+        return known.astype(np.uint8), np.where(known, versions, 0)
+
+
+@dataclass(frozen=True)
+class HighestHeader(Strategy):
+    """The record with the highest version in a header wins."""
+
+    header: str
+    format: VersionFormat
+    is_required: bool = False
+
+    order = "version"
+    columns = ("headers",)
+    wins = "the record of its key with the highest version"
+    beats = "a record of its key with a higher version, or newer with the same"
+
+    @property
+    def required_header(self) -> tuple[str, VersionFormat] | None:
+        return (self.header, self.format) if self.is_required else None
+
+    def versions(self, rows: pa.Table) -> Versions:
+        """The last header of that name counts. One that can't be read is no version."""
+        headers = rows.column("headers")
+        known, versions = super().versions(rows)
+        for row, entries in enumerate(headers.to_pylist()):
+            value = next(
+                (each["value"] for each in reversed(entries or ()) if each["key"] == self.header), None
+            )
+            version = parse_version(value, self.format)
+            if version is not None:
+                known[row], versions[row] = 1, version
+        return known, versions
+
+
+def _header(settings: TopicSettings) -> HighestHeader:
+    name, version_format = settings.compaction_strategy_header, settings.compaction_strategy_header_format
+    assert name is not None and version_format is not None, "settings are checked when they are made"
+    return HighestHeader(
+        header=name,
+        format=version_format,
+        is_required=settings.compaction_strategy_header_missing == "reject",
+    )
+
+
+STRATEGIES: dict[str, Callable[[TopicSettings], Strategy]] = {
+    "offset": lambda _: LastWord(),
+    "first": lambda _: FirstWord(),
+    "timestamp": lambda _: LatestTimestamp(),
+    "header": _header,
+}
+"""By their names in `compaction.strategy`."""
+
+
+def strategy_of(settings: TopicSettings) -> Strategy:
+    """The strategy of a topic."""
+    return STRATEGIES[settings.compaction_strategy](settings)
 
 
 def best_of_each_key(keys: pa.ChunkedArray, order: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -51,45 +176,3 @@ def best_of_each_key(keys: pa.ChunkedArray, order: npt.NDArray[np.int64]) -> npt
     )
     best[order[last]] = True
     return best
-
-
-def _order(records: pa.Table, settings: TopicSettings) -> npt.NDArray[np.int64]:
-    rows = np.arange(records.num_rows)
-    match settings.compaction_strategy:
-        case "offset":
-            return rows
-        case "first":
-            return rows[::-1]
-        case "timestamp":
-            known, versions = timestamp_versions(records)
-        case "header":
-            name, version_format = (
-                settings.compaction_strategy_header,
-                settings.compaction_strategy_header_format,
-            )
-            assert name is not None and version_format is not None
-            known, versions = header_versions(records.column("headers"), name, version_format)
-    return np.lexsort((rows, versions, known))
-
-
-def timestamp_versions(records: pa.Table) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Whether each row has a version, and which. A record that came without a timestamp has none."""
-    timestamps = records.column("timestamp")
-    known = timestamps.is_valid().to_numpy()
-    if "timestamp_type" in records.column_names:
-        known = known & (records.column("timestamp_type").to_numpy() != int(TimestampType.NONE))
-    versions = pc.fill_null(timestamps.cast(pa.int64()), 0).to_numpy()
-    return known.astype(np.uint8), np.where(known, versions, 0)
-
-
-def header_versions(
-    headers: pa.ChunkedArray, name: str, version_format: batch.VersionFormat
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Whether each row has a readable version in the last header of that name, and which."""
-    known, versions = np.zeros(len(headers), np.uint8), np.zeros(len(headers), np.int64)
-    for row, entries in enumerate(headers.to_pylist()):
-        value = next((each["value"] for each in reversed(entries or ()) if each["key"] == name), None)
-        version = batch.parse_version(value, version_format)
-        if version is not None:
-            known[row], versions[row] = 1, version
-    return known, versions

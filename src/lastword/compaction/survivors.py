@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lastword.compaction import strategy
 from lastword.compaction.keyset import BestVersions, KeySet, Share
+from lastword.compaction.strategy import Versions
 from lastword.compaction.unit import Unit
 from lastword.segments.model import Segment
 from lastword.segments.raw import RawSegment
@@ -45,12 +45,12 @@ class Survivors:
         """Index and mask of each segment, the newest first."""
         if not self._unit.keyed:
             return self._all()
-        match self._unit.rules.strategy:
-            case "offset":
+        match self._unit.rules.strategy.order:
+            case "newest":
                 return self._newest_wins()
-            case "first":
+            case "oldest":
                 return self._oldest_wins()
-            case _:
+            case "version":
                 return self._best_version_wins()
 
     def _all(self) -> Iterator[tuple[int, Mask]]:
@@ -147,15 +147,9 @@ class Survivors:
         if before_ms is not None and raw.segment.min_timestamp_ms < before_ms:
             mask[milliseconds(raw.columns(["timestamp"]).column("timestamp")) < before_ms] = 0
 
-    def versions(self, raw: RawSegment) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        rules = self._unit.rules
-        if rules.strategy == "timestamp":
-            columns = raw.columns(["timestamp", "timestamp_type"])
-            return strategy.timestamp_versions(columns)
-        assert rules.header is not None and rules.header_format is not None
-        return strategy.header_versions(
-            raw.columns(["headers"]).column("headers"), rules.header, rules.header_format
-        )
+    def versions(self, raw: RawSegment) -> Versions:
+        strategy = self._unit.rules.strategy
+        return strategy.versions(raw.columns(strategy.columns))
 
 
 def finish(unit: Unit, index: int, mask: Mask) -> int:

@@ -315,16 +315,16 @@ def _verdicts(
 
 
 def _narrowed(unit: Unit, rows: Sequence[_Row]) -> Unit:
-    """The unit without segments that can't matter: with `offset` those before all the records, with `first` those after."""
+    """The unit without segments that can't matter: those before all the records if the newest wins, those after if the oldest."""
     first, last = rows[0].offset, rows[-1].offset
 
     def matters(segment: Segment) -> bool:
-        match unit.rules.strategy:
-            case "offset":
+        match unit.rules.strategy.order:
+            case "newest":
                 return segment.last_offset >= first
-            case "first":
+            case "oldest":
                 return segment.first_offset <= last
-            case _:
+            case "version":
                 return True
 
     return replace(unit, segments=tuple(each for each in unit.segments if matters(each)), max_set_bytes=None)

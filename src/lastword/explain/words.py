@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from lastword.compaction.plan import PartitionPlan
+from lastword.compaction.strategy import strategy_of
 from lastword.config import TopicSettings
 from lastword.explain.model import Verdict
 from lastword.record_json import time_text
 
-_BEATS = {
-    "offset": "a newer record of its key",
-    "first": "an older record of its key, and the first one wins",
-    "timestamp": "a record of its key with a later timestamp, or newer with the same",
-    "header": "a record of its key with a higher version, or newer with the same",
-}
-_WINS = {
-    "offset": "the newest record of its key",
-    "first": "the first record of its key",
-    "timestamp": "the record of its key with the latest timestamp",
-    "header": "the record of its key with the highest version",
-}
-
 
 def reason(verdict: Verdict, settings: TopicSettings, *, is_tombstone: bool) -> str:
     """Why a record goes or stays, as a clause."""
+    strategy = strategy_of(settings)
     match verdict.rule:
         case "below the log start":
             said = "below the log start: it has been deleted"
         case "beaten":
-            said = f"beaten by offset {verdict.beaten_by}, {_BEATS[settings.compaction_strategy]}"
-            if is_tombstone and settings.compaction_strategy == "first":
+            said = f"beaten by offset {verdict.beaten_by}, {strategy.beats}"
+            if is_tombstone and strategy.order == "oldest":
                 said += "; a tombstone behind an older record has no effect"
         case "expired tombstone":
             said = "a tombstone that has expired, that an earlier run has passed and that no reader needs"
@@ -37,11 +26,11 @@ def reason(verdict: Verdict, settings: TopicSettings, *, is_tombstone: bool) -> 
         case "last word" if verdict.beaten_by is not None:
             said = "nothing that may be compacted yet beats it"
         case "last word":
-            said = _WINS[settings.compaction_strategy]
+            said = strategy.wins
         case "tombstone" if verdict.beaten_by is not None:
             said = "a tombstone that nothing that may be compacted yet beats"
         case "tombstone":
-            said = f"a tombstone, {_WINS[settings.compaction_strategy]}"
+            said = f"a tombstone, {strategy.wins}"
         case "no key":
             said = "it has no key, so nothing replaces it"
         case "not compacted":

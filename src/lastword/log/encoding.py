@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from lastword import batch
 from lastword.batch import Compression, Limits
+from lastword.compaction.strategy import strategy_of
 from lastword.config import TopicSettings
 from lastword.errors import InvalidRecordError
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, NewRecord, TimestampType
@@ -26,21 +27,13 @@ RECORD_OVERHEAD_BYTES = 36
 
 def limits_of(settings: TopicSettings, now_ms: int, *, max_timestamp_corrected: bool = False) -> Limits:
     """What must hold for a batch that is appended to a topic now."""
-    version_header = None
-    if (
-        settings.compacts
-        and settings.compaction_strategy == "header"
-        and settings.compaction_strategy_header_missing == "reject"
-    ):
-        assert settings.compaction_strategy_header and settings.compaction_strategy_header_format
-        version_header = (settings.compaction_strategy_header, settings.compaction_strategy_header_format)
     return Limits(
         max_message_bytes=settings.max_message_bytes,
         now_ms=now_ms,
         timestamp_before_max_ms=settings.message_timestamp_before_max_ms,
         timestamp_after_max_ms=settings.message_timestamp_after_max_ms,
         null_key_allowed=not (settings.compacts and settings.null_key == "reject"),
-        version_header=version_header,
+        version_header=strategy_of(settings).required_header if settings.compacts else None,
         log_append_time=settings.message_timestamp_type == "LogAppendTime",
         max_decompressed_bytes=max(MIN_DECOMPRESSED_BYTES, settings.max_message_bytes * MAX_EXPANSION),
         max_timestamp_corrected=max_timestamp_corrected,

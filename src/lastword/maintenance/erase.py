@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from lastword.clock import Clock
 from lastword.compaction.engine import rewrite_found
 from lastword.compaction.rules import Rules
+from lastword.compaction.strategy import LastWord
 from lastword.compaction.survivors import Mask
 from lastword.compaction.unit import Outcome, Unit
 from lastword.errors import InvalidError, StorageError, UnavailableError
@@ -194,9 +195,7 @@ class Eraser:
             clean_is_unique=True,
             keyed=True,
             rules=Rules(
-                strategy="offset",
-                header=None,
-                header_format=None,
+                strategy=LastWord(),
                 log_start=0,
                 expiring=(),
                 retention_before_ms=None,

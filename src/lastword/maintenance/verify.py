@@ -20,12 +20,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lastword.clock import new_uuid
-from lastword.compaction import strategy
 from lastword.compaction.job import JOB_DETAIL
 from lastword.compaction.keyset import hash_rows
 from lastword.compaction.rules import on_clock
 from lastword.compaction.spark import SparkEngine
 from lastword.compaction.spark_session import collect, message, spark_errors
+from lastword.compaction.strategy import strategy_of
 from lastword.config import TopicSettings
 from lastword.errors import InvalidError, LastwordError, UnavailableError
 from lastword.segments.model import Deadline, Positions, Segment, Snapshot
@@ -207,7 +207,7 @@ class _Comparison:
         # Records without a key compete with nobody: each is a window of its own.
         same_key = Window.partitionBy("partition", "key", sql.when(col("key").isNull(), col("offset")))
         rank = sql.struct("known", "version", "offset")
-        if self._settings.compaction_strategy == "first":
+        if strategy_of(self._settings).order == "oldest":
             rank = sql.struct((-col("offset")).alias("rank"))
         competes = sql.when(col("offset") >= col("log_start"), rank)
         best = sql.max_by(sql.struct("offset", "is", "may_go"), competes).over(same_key)
@@ -330,13 +330,7 @@ def _row_batch(
     rows: pa.Table, partition: int, settings: TopicSettings, seeds: tuple[int, int], last_offset: int
 ) -> pa.RecordBatch:
     count = len(rows)
-    known, versions = np.zeros(count, np.uint8), np.zeros(count, np.int64)
-    if settings.compaction_strategy == "timestamp":
-        known, versions = strategy.timestamp_versions(rows)
-    elif settings.compaction_strategy == "header":
-        name, version_format = settings.compaction_strategy_header, settings.compaction_strategy_header_format
-        assert name is not None and version_format is not None
-        known, versions = strategy.header_versions(rows.column("headers"), name, version_format)
+    known, versions = strategy_of(settings).versions(rows)
     offsets = rows.column("offset").to_numpy()
     microseconds = rows.column("timestamp").cast(pa.int64()).to_numpy()
     return pa.RecordBatch.from_pydict(

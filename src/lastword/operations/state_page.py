@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword.compaction import strategy
+from lastword.compaction.strategy import strategy_of
 from lastword.config import TopicSettings
 from lastword.log.topic import Topic
 from lastword.operations.picking import Source, Taken, look, pick
@@ -145,7 +145,7 @@ class _Question:
         return every.filter(every.column("is_live")).select(["partition", "offset", "key"])
 
     def _scan(self, reader: PartitionReader, view: View, with_time: bool) -> Iterator[pa.Table]:
-        columns = ["offset", "key", *strategy.version_columns(self.settings)]
+        columns = ["offset", "key", *strategy_of(self.settings).columns]
         if with_time and "timestamp" not in columns:
             columns.append("timestamp")
         for segment in timetravel.sealed_segments(reader, view):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lastword.compaction import strategy
+from lastword.compaction.strategy import best_of_each_key, strategy_of
 from lastword.config import TopicSettings
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
@@ -68,7 +68,7 @@ def contest(
 
 def _best(best: pa.Table | None, waiting: Sequence[pa.Table], settings: TopicSettings) -> pa.Table:
     rows = pa.concat_tables(waiting if best is None else [best, *waiting])
-    return rows.filter(pa.array(strategy.winners(rows, settings)))
+    return rows.filter(pa.array(strategy_of(settings).winners(rows)))
 
 
 def once_each(winners: pa.Table) -> pa.Table:
@@ -78,7 +78,7 @@ def once_each(winners: pa.Table) -> pa.Table:
     """
     timestamps = winners.column("timestamp").cast(pa.int64()).fill_null(-1).to_numpy()
     order = np.lexsort((winners.column("partition").to_numpy(), timestamps))
-    return winners.filter(pa.array(strategy.best_of_each_key(winners.column("key"), order)))
+    return winners.filter(pa.array(best_of_each_key(winners.column("key"), order)))
 
 
 def _partition_state(reader: PartitionReader, settings: TopicSettings, as_of: AsOf | None) -> pa.Table:
@@ -102,7 +102,7 @@ def _winning_rows(reader: PartitionReader, settings: TopicSettings, view: View) 
 
 
 def _scan(reader: PartitionReader, settings: TopicSettings, view: View) -> Iterator[pa.RecordBatch]:
-    columns = ["offset", "key", *strategy.version_columns(settings)]
+    columns = ["offset", "key", *strategy_of(settings).columns]
     yield from timetravel.read_sealed(reader, view, columns)
     for records in timetravel.read_tail(reader, view):
         yield records.select(columns)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lastword.compaction.strategy import Order
+
 _NEWEST_WINS = [
     ("find.start", "def find_winners(segments):"),
     ("find.set", "    seen = set()"),
@@ -63,9 +65,9 @@ _REWRITE = [
 ]
 
 
-def listing(strategy: str) -> list[dict[str, Any]]:
-    """The code for a strategy, function by function."""
-    find = {"offset": _NEWEST_WINS, "first": _OLDEST_WINS}.get(strategy, _BEST_VERSION_WINS)
+def listing(order: Order) -> list[dict[str, Any]]:
+    """The code for strategies by which such records win, function by function."""
+    find = {"newest": _NEWEST_WINS, "oldest": _OLDEST_WINS, "version": _BEST_VERSION_WINS}[order]
     titles = {
         "find the winners": find,
         "decide": _DECIDE,

@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
+from lastword.compaction.strategy import strategy_of
 from lastword.compaction.unit import Unit
 from lastword.errors import InvalidError, UnavailableError
 from lastword.explain import PartitionExplanation, Question, explain_partition
@@ -67,7 +68,7 @@ def rehearse(log: Log, name: str, partition: int = 0) -> Data:
         "topic": name,
         "partition": partition,
         "strategy": topic.settings.compaction_strategy,
-        "code": code.listing(topic.settings.compaction_strategy),
+        "code": code.listing(strategy_of(topic.settings).order),
         "due": explained.due,
         "not_due": explained.not_due,
         "before": before,

@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 
 from lastword.batch.partitioner import Turns, partitions_of
 from lastword.clock import new_uuid
-from lastword.compaction import strategy
 from lastword.compaction.keyset import BestVersions, KeySet
+from lastword.compaction.strategy import LatestTimestamp, Versions, best_of_each_key, strategy_of
 from lastword.config import TopicSettings
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
@@ -37,9 +37,9 @@ from lastword.segments.raw import RawSegment
 
 Mask = npt.NDArray[np.uint8]
 Run = tuple[int, pa.Array]
-Versions = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 _EXPECTED_KEYS = 1 << 19
+BY_TIME = LatestTimestamp()
 
 
 class Rows(Protocol):
@@ -90,7 +90,8 @@ class SealedRows:
         ]
 
     def versions(self, settings: TopicSettings) -> Versions:
-        return _versions(self.columns(_version_columns(settings)), settings)
+        strategy = strategy_of(settings)
+        return strategy.versions(self.columns(strategy.columns))
 
     def columns(self, names: Sequence[str]) -> pa.Table:
         with RawSegment(self._files, self.segment) as raw:
@@ -104,8 +105,8 @@ class TailRows:
 
     def __init__(self, reader: PartitionReader, view: View, settings: TopicSettings) -> None:
         self.partition = reader.partition
-        names = ["offset", "key", "timestamp", "timestamp_type"]
-        names += ["headers"] if settings.compaction_strategy == "header" else []
+        # Which partition a key is read from is decided by timestamps, whatever the strategy is.
+        names = list(dict.fromkeys(["offset", "key", *BY_TIME.columns, *strategy_of(settings).columns]))
         self._chunks = [records.select(names) for records in timetravel.read_tail(reader, view)]
         self._names = names
 
@@ -127,7 +128,8 @@ class TailRows:
         return runs
 
     def versions(self, settings: TopicSettings) -> Versions:
-        return _versions(self.columns(_version_columns(settings)), settings)
+        strategy = strategy_of(settings)
+        return strategy.versions(self.columns(strategy.columns))
 
     def columns(self, names: Sequence[str]) -> pa.Table:
         return pa.Table.from_batches(self._chunks).select(list(names))
@@ -204,8 +206,9 @@ def _masks(
         new_uuid().int & 0xFFFF_FFFF_FFFF_FFFF,
         expected_keys=min(sum(each.count for each in pieces), _EXPECTED_KEYS),
     )
-    backwards = settings.compaction_strategy == "offset"
-    if backwards or settings.compaction_strategy == "first":
+    order_of_keys = strategy_of(settings).order
+    if order_of_keys != "version":
+        backwards = order_of_keys == "newest"
         order = list(reversed(range(len(pieces)))) if backwards else list(range(len(pieces)))
         for index, runs in zip(order, _ahead([pieces[each] for each in order]), strict=True):
             only_look_up = backwards and pieces[index].is_unique
@@ -276,10 +279,10 @@ def _settle_between_partitions(found: Sequence[PartitionWinners], strays: pa.Arr
         for rows, mask in zip(winners.rows, winners.masks, strict=True):
             if not mask.any():
                 continue
-            columns = rows.columns(["key", "timestamp", "timestamp_type"])
+            columns = rows.columns(["key", *BY_TIME.columns])
             rival = mask.view(np.bool_) & pc.is_in(columns.column("key"), value_set=strays).to_numpy()
             chosen = columns.filter(pa.array(rival))
-            known, versions = strategy.timestamp_versions(chosen)
+            known, versions = BY_TIME.versions(chosen)
             rivals.append(
                 pa.table(
                     {
@@ -294,23 +297,8 @@ def _settle_between_partitions(found: Sequence[PartitionWinners], strays: pa.Arr
         return
     together = pa.concat_tables(rivals)
     order = np.lexsort((together.column("partition").to_numpy(), together.column("time").to_numpy()))
-    stays = strategy.best_of_each_key(together.column("key"), order)
+    stays = best_of_each_key(together.column("key"), order)
     row = 0
     for mask, rows_of_mask in places:
         mask[rows_of_mask] = stays[row : row + len(rows_of_mask)]
         row += len(rows_of_mask)
-
-
-def _version_columns(settings: TopicSettings) -> list[str]:
-    return ["headers"] if settings.compaction_strategy == "header" else ["timestamp", "timestamp_type"]
-
-
-def _versions(columns: pa.Table, settings: TopicSettings) -> Versions:
-    if settings.compaction_strategy == "timestamp":
-        return strategy.timestamp_versions(columns)
-    assert settings.compaction_strategy_header and settings.compaction_strategy_header_format
-    return strategy.header_versions(
-        columns.column("headers"),
-        settings.compaction_strategy_header,
-        settings.compaction_strategy_header_format,
-    )

@@ -11,6 +11,7 @@ from tests.support.logs import settings
 from lastword.compaction import rules as rule
 from lastword.compaction.holds import ReaderPosition, Readership, Uptime
 from lastword.compaction.rules import Expiring, OldestTombstones, ReaderHold, Rules
+from lastword.compaction.strategy import LastWord
 from lastword.config import TopicSettings
 from lastword.segments.model import Deadline, LastRun, Positions
 
@@ -60,9 +61,7 @@ def next_deadlines(
 
 def a_rule(*ranges: Expiring, held_from: int = 1 << 60) -> Rules:
     return Rules(
-        strategy="offset",
-        header=None,
-        header_format=None,
+        strategy=LastWord(),
         log_start=0,
         expiring=ranges,
         retention_before_ms=None,
