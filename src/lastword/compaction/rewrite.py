@@ -165,14 +165,8 @@ def _reads(unit: Unit, part: Part) -> list[Read]:
 
 
 def _survivors(unit: Unit, part: Part, groups: Sequence[RowGroup]) -> tuple[list[pa.Table], int]:
-    tables = []
     with RawSegment(unit.files, part.segment, part.footer) as raw:
-        for group in groups:
-            wanted = part.mask[group.first_row : group.first_row + group.rows]
-            rows = raw.rows(group)
-            if not wanted.all():
-                rows = rows.filter(pa.array(wanted.view(np.bool_)))
-            tables.append(rows.combine_chunks())
+        tables = [raw.kept(group, part.mask).combine_chunks() for group in groups]
         return tables, raw.read_bytes
 
 

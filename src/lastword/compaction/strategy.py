@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from lastword.batch import VersionFormat, parse_version
 from lastword.config import TopicSettings
-from lastword.record import TimestampType
+from lastword.segments.rows import has_timestamp
 
 MANY_ROWS = 1 << 18
 """Fewer rows compete on one thread: others would cost more memory than the rows."""
@@ -98,10 +98,8 @@ class LatestTimestamp(Strategy):
 
     def versions(self, rows: pa.Table) -> Versions:
         """A record that came without a timestamp has no version."""
-        timestamps = rows.column("timestamp")
-        known = timestamps.is_valid().to_numpy()
-        known = known & (rows.column("timestamp_type").to_numpy() != int(TimestampType.NONE))
-        versions = pc.fill_null(timestamps.cast(pa.int64()), 0).to_numpy()
+        known = has_timestamp(rows)
+        versions = pc.fill_null(rows.column("timestamp").cast(pa.int64()), 0).to_numpy()
         return known.astype(np.uint8), np.where(known, versions, 0)
 
 

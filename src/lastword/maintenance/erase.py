@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,12 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastword.clock import Clock
-from lastword.compaction.engine import rewrite_found
-from lastword.compaction.rules import Rules
-from lastword.compaction.strategy import LastWord
 from lastword.compaction.survivors import Mask
-from lastword.compaction.unit import Outcome, Unit
-from lastword.errors import InvalidError, StorageError, UnavailableError
+from lastword.errors import InvalidError, StorageError
 from lastword.folder.intents import Intent, forget_intent, save_intent
 from lastword.folder.leases import LeaseKeeper
 from lastword.folder.paths import ASIDE_FOLDER, WAL_FOLDER
@@ -157,9 +154,9 @@ class Eraser:
             for number, segment in enumerate(segments):
                 mask = self._mask(segment)
                 if not mask.all():
-                    outcome = self._write_without(segment, mask, lease.id)
+                    written = self._write_without(segment, mask, lease.id)
                     lease.check()
-                    retry_on_conflict(lambda outcome=outcome: self._commit(outcome))  # type: ignore[misc]
+                    retry_on_conflict(partial(self._commit, segment, written))
                     reached("erase.segment.committed")
                     erased += int((mask == 0).sum())
                     rewritten += 1
@@ -185,43 +182,26 @@ class Eraser:
                 mask[goes] = 0
         return mask
 
-    def _write_without(self, segment: Segment, mask: Mask, job_id: str) -> Outcome:
-        unit = Unit(
-            topic=self._intent.topic,
-            partition=segment.partition,
-            files=self._table.files,
-            segments=(segment,),
-            first_dirty=0,
-            clean_is_unique=True,
-            keyed=True,
-            rules=Rules(
-                strategy=LastWord(),
-                log_start=0,
-                expiring=(),
-                retention_before_ms=None,
-            ),
-            merge_bytes=0,
-            merge_span_ms=None,
-            min_rewrite_ratio=0.0,
-            job_id=job_id,
-            seed=0,
-        )
-        result = rewrite_found(unit, [mask])
-        if not isinstance(result, Outcome):
-            raise UnavailableError(
-                f"{segment.path} could not be rewritten: {getattr(result, 'message', result)}"
-            )
-        return result
+    def _write_without(self, segment: Segment, mask: Mask, job_id: str) -> Segment | None:
+        """What a mask leaves of a segment, as a new file; None if that is nothing."""
+        files = self._table.files
+        with (
+            RawSegment(files, segment) as raw,
+            files.writer(segment.partition, segment.first_offset, job_id) as writer,
+        ):
+            for group in raw.row_groups:
+                if mask[group.first_row : group.first_row + group.rows].any():
+                    for records in raw.kept(group, mask).combine_chunks().to_batches():
+                        writer.write(records)
+            written = writer.close()
+        reached("erase.segment.written")
+        return written
 
-    def _commit(self, outcome: Outcome) -> Snapshot:
+    def _commit(self, segment: Segment, written: Segment | None) -> Snapshot:
         base = self._table.snapshot()
+        added = [] if written is None else [written]
         return self._table.replace(
-            base,
-            outcome.removed,
-            outcome.added,
-            {},
-            operation="erase",
-            details={"segments": f"{len(outcome.removed)} -> {len(outcome.added)}"},
+            base, [segment], added, {}, operation="erase", details={"segments": f"1 -> {len(added)}"}
         )
 
     def _remove_wal_files(self) -> int:

@@ -5,6 +5,7 @@ table.py       one topic: looking at its table, planning, committing, tidying up
 model.py       what these speak of: segments, positions, snapshots; and how often one looks again
 rows.py        records as they come out of a segment or a WAL
 parquet.py     one segment is one Parquet file
+footer.py      what a file says of itself: its format, its row groups
 raw.py         a segment file column by column, for those who rewrite it
 sketch.py      how many distinct keys segments have, from their footers
 _keyhash.py    the keys that a sketch keeps, found by compiled code

@@ -11,8 +11,6 @@ collector removes it.
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,10 +26,12 @@ import pyarrow.parquet as pq
 from lastword.clock import new_uuid
 from lastword.errors import CorruptError, StorageError
 from lastword.folder import steps
-from lastword.record import PAYLOAD_SCHEMA, TimestampType
+from lastword.record import PAYLOAD_SCHEMA
 from lastword.segments.fileio import SyncedFileIO
+from lastword.segments.footer import OWN_METADATA, Footer, closing_metadata
 from lastword.segments.foreign import mapped
 from lastword.segments.model import Codec, Segment, SegmentGoneError
+from lastword.segments.rows import timestamps
 from lastword.segments.sketch import KeySketch
 
 ROW_GROUP_ROWS = 16 * 1024
@@ -40,15 +40,6 @@ ROW_GROUP_BYTES = 64 * 1024 * 1024
 STREAM_ROWS = 256
 STREAM_BYTES = 1 << 20
 """Rows that are streamed come so many at a time, and so many bytes of a column are read ahead for them."""
-
-FORMAT_KEY = b"lastword.segment.format"
-"""In the footer of the files that we write: rows are in offset order, in row groups with statistics."""
-
-NULL_VALUES_KEY = b"lastword.segment.null-values"
-"""In the footer: how many values of each row group are null, as a JSON list."""
-
-SKETCH_KEY = b"lastword.segment.key-sketch"
-"""In the footer: a sketch of the file's keys (sketch.py), in base64."""
 
 FIELD_IDS = {
     "partition": 1,
@@ -87,7 +78,7 @@ def _file_schema() -> pa.Schema:
             _with_id(pa.field(name, types[name], nullable=name in optional), field_id)
             for name, field_id in FIELD_IDS.items()
         ],
-        metadata={FORMAT_KEY: b"1"},
+        metadata=OWN_METADATA,
     )
 
 
@@ -160,7 +151,7 @@ class SegmentFiles:
         with damage_named(file_io, segment), file_io.new_input(segment.path).open() as source:
             parquet = pq.ParquetFile(source, page_checksum_verification=True)
             total = 0
-            for group, first, last in _bounds(parquet, segment):
+            for group, first, last in _bounds(parquet, Footer(parquet.metadata, segment)):
                 if start <= first and last < end:
                     total += parquet.metadata.row_group(group).num_rows
                 elif start <= last and first < end:
@@ -238,12 +229,7 @@ class SegmentWriter:
         if self._parquet is None:
             return None
         with mapped("Finishing a segment file", self._path):
-            self._parquet.add_key_value_metadata(
-                {
-                    NULL_VALUES_KEY: json.dumps(self._null_values).encode(),
-                    SKETCH_KEY: base64.b64encode(self._sketch.to_bytes()),
-                }
-            )
+            self._parquet.add_key_value_metadata(closing_metadata(self._null_values, self._sketch.to_bytes()))
             self._parquet.close()
             size_bytes = self._stream.tell()
             self._stream.close()
@@ -373,13 +359,14 @@ def _read(
     with source:
         with damage_named(file_io, segment):
             parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True)
-        ours = FORMAT_KEY in (parquet.metadata.metadata or {})
+            footer = Footer(parquet.metadata, segment)
+        ours = footer.is_ours
         needed = _needed_columns(schema, segment, from_offset, sort=not ours)
         # Another engine's file: nothing is known about the order of its rows.
         groups: Sequence[Sequence[int]] = [range(parquet.num_row_groups)]
         if ours:
             with damage_named(file_io, segment):
-                groups = [[group] for group in _row_groups(parquet, segment, from_offset)]
+                groups = [[group] for group, _, last in _bounds(parquet, footer) if last >= from_offset]
         for group in groups:
             with damage_named(file_io, segment):
                 rows = parquet.read_row_groups(list(group), columns=needed)
@@ -401,14 +388,15 @@ def _stream(
             parquet = pq.ParquetFile(
                 source, page_checksum_verification=True, pre_buffer=False, buffer_size=STREAM_BYTES
             )
-        if FORMAT_KEY not in (parquet.metadata.metadata or {}):
+            footer = Footer(parquet.metadata, segment)
+        if not footer.is_ours:
             for records in _read(file_io, segment, schema, 0):
                 for start in range(0, records.num_rows, STREAM_ROWS):
                     yield records.slice(start, STREAM_ROWS)
             return
         needed = _needed_columns(schema, segment, 0, sort=False)
         with damage_named(file_io, segment):
-            groups = [group for group, first, last in _bounds(parquet, segment) if wanted(first, last)]
+            groups = [group for group, first, last in _bounds(parquet, footer) if wanted(first, last)]
         for group in groups:
             left = parquet.metadata.row_group(group).num_rows
             batches = parquet.iter_batches(STREAM_ROWS, [group], columns=needed, use_threads=False)
@@ -432,9 +420,10 @@ def _times(
     with source:
         with damage_named(file_io, segment):
             parquet = pq.ParquetFile(source, page_checksum_verification=True)
-            bounds = list(_bounds(parquet, segment))
+            footer = Footer(parquet.metadata, segment)
+            bounds = list(_bounds(parquet, footer))
         groups = [[group] for group, first, last in bounds if first < end and last >= start]
-        if FORMAT_KEY not in (parquet.metadata.metadata or {}):
+        if not footer.is_ours:
             groups = [list(range(parquet.num_row_groups))]
         for group in reversed(groups) if backwards else groups:
             with damage_named(file_io, segment):
@@ -448,18 +437,11 @@ def _times(
             yield offsets[within], times_us[within] // 1000
 
 
-def _bounds(parquet: pq.ParquetFile, segment: Segment) -> Iterator[tuple[int, int, int]]:
-    """Each row group with its first and its last offset, by the statistics in the footer, which has no checksum."""
-    rows = sum(parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups))
-    if rows < segment.records:
-        raise pa.ArrowInvalid(f"its footer speaks of {rows} records, and there were {segment.records}")
-    column = FILE_SCHEMA.get_field_index("offset")
+def _bounds(parquet: pq.ParquetFile, footer: Footer) -> Iterator[tuple[int, int, int]]:
+    """Each row group with its first and its last offset."""
+    footer.check_rows()
     for group in range(parquet.num_row_groups):
-        statistics = parquet.metadata.row_group(group).column(column).statistics
-        if statistics is None or not statistics.has_min_max:
-            yield group, segment.first_offset, segment.last_offset
-        else:
-            yield group, statistics.min, statistics.max
+        yield group, *footer.offsets(group)
 
 
 def _needed_columns(schema: pa.Schema, segment: Segment, from_offset: int, *, sort: bool) -> list[str]:
@@ -471,19 +453,12 @@ def _needed_columns(schema: pa.Schema, segment: Segment, from_offset: int, *, so
     return needed
 
 
-def _row_groups(parquet: pq.ParquetFile, segment: Segment, from_offset: int) -> list[int]:
-    """The row groups that reach an offset, by the statistics in the footer."""
-    return [group for group, _, last in _bounds(parquet, segment) if last >= from_offset]
-
-
 def _as_payload(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     columns = []
     for wanted in schema:
         column = rows.column(wanted.name)
         if wanted.name == "timestamp":
-            absent = pc.equal(rows.column("timestamp_type"), int(TimestampType.NONE))
-            if pc.any(absent).as_py():
-                column = pc.if_else(absent, pa.scalar(None, column.type), column)
+            column = timestamps(rows)
         columns.append(column if column.type.equals(wanted.type) else column.cast(wanted.type))
     return pa.Table.from_arrays(columns, schema=schema)
 

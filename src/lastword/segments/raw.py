@@ -5,8 +5,6 @@ Rows are numbered from 0 on, in offset order. Files that another engine wrote ar
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,15 +12,15 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lastword.record import PAYLOAD_SCHEMA
+from lastword.segments.footer import Footer
 from lastword.segments.model import Segment
 from lastword.segments.parquet import (
-    FORMAT_KEY,
-    NULL_VALUES_KEY,
-    SKETCH_KEY,
     SegmentFiles,
     damage_named,
 )
@@ -60,11 +58,10 @@ class RawSegment:
                 pre_buffer=False,
             )
         self.footer = self._parquet.metadata
-        pairs = self.footer.metadata or {}
-        self._ours = FORMAT_KEY in pairs
-        self._sketch = pairs.get(SKETCH_KEY)
+        with self._damage_named():
+            self.says = Footer(self.footer, segment)
         self._sorted: pa.Table | None = None
-        self.row_groups = self._row_groups(json.loads(pairs.get(NULL_VALUES_KEY, b"[]")))
+        self.row_groups = self._row_groups()
 
     def __enter__(self) -> Self:
         return self
@@ -74,8 +71,8 @@ class RawSegment:
 
     def sketch(self) -> bytes:
         """The sketch of the file's keys; made from the keys where another engine wrote the file."""
-        if self._sketch is not None:
-            return base64.b64decode(self._sketch)
+        if self.says.sketch is not None:
+            return self.says.sketch
         sketch = KeySketch()
         for _, keys in self.key_runs():
             sketch.add(keys)
@@ -116,6 +113,12 @@ class RawSegment:
         """All columns of a row group but the partition, with every timestamp filled in."""
         return self.columns(PAYLOAD_SCHEMA.names, [group])
 
+    def kept(self, group: RowGroup, mask: npt.NDArray[np.uint8]) -> pa.Table:
+        """As `rows`, without those for which a mask of the whole file has 0."""
+        wanted = mask[group.first_row : group.first_row + group.rows]
+        rows = self.rows(group)
+        return rows if wanted.all() else rows.filter(pa.array(wanted.view(np.bool_)))
+
     def _source(self) -> object:
         parts = urlsplit(self.segment.path)
         if parts.scheme in ("", "file"):
@@ -126,8 +129,8 @@ class RawSegment:
             return str(path)
         return self._file_io.new_input(self.segment.path).open()
 
-    def _row_groups(self, null_values: list[int]) -> list[RowGroup]:
-        if not self._ours:
+    def _row_groups(self) -> list[RowGroup]:
+        if not self.says.is_ours:
             with self._damage_named():
                 self._sorted = self._parquet.read(columns=PAYLOAD_SCHEMA.names, use_threads=False).sort_by(
                     "offset"
@@ -138,7 +141,7 @@ class RawSegment:
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
             rows = group.num_rows
-            nulls = null_values[index] if null_values else None
+            nulls = self.says.null_values[index]
             groups.append(RowGroup(index, first_row, rows, group.total_byte_size, nulls))
             first_row += rows
         return groups

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,6 +27,20 @@ def with_partition(records: pa.RecordBatch, partition: int) -> pa.RecordBatch:
     """Records of record.PAYLOAD_SCHEMA in record.RECORD_SCHEMA."""
     column = pa.repeat(pa.scalar(partition, pa.int32()), records.num_rows)
     return pa.RecordBatch.from_arrays([column, *records.columns], schema=RECORD_SCHEMA)
+
+
+def has_timestamp(rows: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which rows of a segment or a WAL came with a timestamp. Segments have the time of their roll for the others."""
+    came: npt.NDArray[np.bool_] = rows.column("timestamp_type").to_numpy() != int(TimestampType.NONE)
+    came &= rows.column("timestamp").is_valid().to_numpy()
+    return came
+
+
+def timestamps(rows: pa.Table) -> pa.ChunkedArray:
+    """The timestamps of a segment's rows, null where a record came without one."""
+    column = rows.column("timestamp")
+    absent = pc.equal(rows.column("timestamp_type"), int(TimestampType.NONE))
+    return pc.if_else(absent, pa.scalar(None, column.type), column) if pc.any(absent).as_py() else column
 
 
 def first_not_older(records: pa.RecordBatch, timestamp_ms: int) -> tuple[int, int] | None:

@@ -16,16 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql.datasource import InputPartition
 
 from lastword.clock import SystemClock
 from lastword.errors import OffsetOutOfRangeError, StorageError, UnavailableError
 from lastword.folder.leases import LeaseKeeper
-from lastword.record import TimestampType
 from lastword.segments.model import Segment, SegmentGoneError
-from lastword.segments.parquet import FORMAT_KEY, SegmentFiles
+from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment, RowGroup
+from lastword.segments.rows import timestamps
 from lastword.spark.filters import EVERYTHING, Wanted
 from lastword.spark.options import Where
 
@@ -138,14 +137,13 @@ def _read_part(
     raw: RawSegment, part: SealedPart, schema: pa.Schema, wanted: Wanted
 ) -> Iterator[pa.RecordBatch]:
     winners = part.winners()
-    bounds = _Bounds(raw)
     for group in raw.row_groups:
         own = None if winners is None else winners[group.first_row : group.first_row + group.rows]
         if own is not None and not own.any():
             continue
-        if not bounds.may_match(group, part, wanted):
+        if not _may_match(raw, group, part, wanted):
             continue
-        mask = _mask(raw, group, part, wanted, bounds, own)
+        mask = _mask(raw, group, part, wanted, own)
         if mask is not None and not mask.any():
             continue
         needed = _needed(schema, drops_null_values=own is not None and _may_have_null_values(group, part))
@@ -159,12 +157,13 @@ def _read_part(
 
 
 def _mask(
-    raw: RawSegment, group: RowGroup, part: SealedPart, wanted: Wanted, bounds: _Bounds, own: Mask | None
+    raw: RawSegment, group: RowGroup, part: SealedPart, wanted: Wanted, own: Mask | None
 ) -> Mask | None:
     """The rows of a row group to be read; None is all of them."""
     mask = own
     first, last = max(part.start, wanted.first_offset), min(part.end - 1, wanted.last_offset)
-    if not bounds.lies_within(group, first, last):
+    lowest, highest = raw.says.offsets(group.index)
+    if lowest < first or last < highest:
         offsets = raw.columns(["offset"], [group]).column("offset").to_numpy()
         inside: Mask = (offsets >= first) & (offsets <= last)
         mask = inside if mask is None else mask & inside
@@ -180,49 +179,20 @@ def _may_have_null_values(group: RowGroup, part: SealedPart) -> bool:
     return part.segment.null_values > 0 if nulls is None else nulls > 0
 
 
-class _Bounds:
-    """The lowest and highest offset and timestamp of a file's row groups, as far as its footer says."""
-
-    def __init__(self, raw: RawSegment) -> None:
-        footer: pq.FileMetaData = raw.footer
-        self._segment = raw.segment
-        self._footer = footer if FORMAT_KEY in (footer.metadata or {}) else None
-        names = [footer.schema.column(index).path for index in range(footer.num_columns)]
-        self._offset, self._timestamp = names.index("offset"), names.index("timestamp")
-
-    def may_match(self, group: RowGroup, part: SealedPart, wanted: Wanted) -> bool:
-        first, last = self.offsets(group)
-        if last < max(part.start, wanted.first_offset) or first > min(part.end - 1, wanted.last_offset):
-            return False
-        if self._footer is None or not wanted.by_time:
-            return True
-        statistics = self._footer.row_group(group.index).column(self._timestamp).statistics
-        if statistics is None or not statistics.has_min_max:
-            return True
-        low, high = (
-            pa.scalar(each, pa.timestamp("us", tz="UTC")).value for each in (statistics.min, statistics.max)
-        )
-        return wanted.times(low, high)
-
-    def lies_within(self, group: RowGroup, first: int, last: int) -> bool:
-        own_first, own_last = self.offsets(group)
-        return first <= own_first and own_last <= last
-
-    def offsets(self, group: RowGroup) -> tuple[int, int]:
-        if self._footer is not None:
-            statistics = self._footer.row_group(group.index).column(self._offset).statistics
-            if statistics is not None and statistics.has_min_max:
-                return statistics.min, statistics.max
-        return self._segment.first_offset, self._segment.last_offset
+def _may_match(raw: RawSegment, group: RowGroup, part: SealedPart, wanted: Wanted) -> bool:
+    first, last = raw.says.offsets(group.index)
+    if last < max(part.start, wanted.first_offset) or first > min(part.end - 1, wanted.last_offset):
+        return False
+    times_us = raw.says.times_us(group.index) if wanted.by_time else None
+    return times_us is None or wanted.times(*times_us)
 
 
 def passed(files: SegmentFiles, segment: Segment, first: int, most_records: int) -> tuple[int, int]:
     """How many records of a segment there are from an offset on, at most so many, and the offset behind them."""
     counted = 0
     with RawSegment(files, segment) as raw:
-        bounds = _Bounds(raw)
         for group in raw.row_groups:
-            low, high = bounds.offsets(group)
+            low, high = raw.says.offsets(group.index)
             if high < first:
                 continue
             if first <= low and counted + group.rows <= most_records:
@@ -342,12 +312,7 @@ def _shaped(rows: pa.Table, schema: pa.Schema, partition: int) -> Iterator[pa.Re
 def _column(rows: pa.Table, wanted: pa.Field, partition: int) -> Any:
     if wanted.name == "partition":
         return pa.repeat(pa.scalar(partition, pa.int32()), rows.num_rows)
-    column = rows.column(wanted.name)
-    if wanted.name == "timestamp":
-        # A segment has the time of its roll for records that came without one.
-        absent = pc.equal(rows.column("timestamp_type"), int(TimestampType.NONE))
-        if pc.any(absent).as_py():
-            column = pc.if_else(absent, pa.scalar(None, column.type), column)
+    column = timestamps(rows) if wanted.name == "timestamp" else rows.column(wanted.name)
     return column if column.type.equals(wanted.type) else column.cast(wanted.type)
 
 

@@ -1,0 +1,96 @@
+"""The footer of a segment file: who wrote it, in which format, and what it says of its row groups.
+
+Files that another engine wrote have no format of ours: nothing is known of the order of their rows, and their statistics
+may leave rows out.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lastword.errors import StorageError
+from lastword.segments.model import Segment
+
+FORMAT = 1
+"""What we write, and the newest that we read: rows in offset order, in row groups with statistics."""
+
+_FORMAT_KEY = b"lastword.segment.format"
+_NULL_VALUES_KEY = b"lastword.segment.null-values"
+"""How many values of each row group are null, as a JSON list."""
+_SKETCH_KEY = b"lastword.segment.key-sketch"
+"""A sketch of the file's keys (sketch.py), in base64."""
+
+OWN_METADATA = {_FORMAT_KEY: str(FORMAT).encode()}
+
+
+def closing_metadata(null_values: Sequence[int], sketch: bytes) -> dict[bytes, bytes]:
+    """What is known of a file once its rows have been written."""
+    return {
+        _NULL_VALUES_KEY: json.dumps(list(null_values)).encode(),
+        _SKETCH_KEY: base64.b64encode(sketch),
+    }
+
+
+class Footer:
+    """What the footer of a segment's file says. StorageError if a newer Lastword wrote it."""
+
+    def __init__(self, metadata: pq.FileMetaData, segment: Segment) -> None:
+        self._metadata = metadata
+        self._segment = segment
+        pairs = metadata.metadata or {}
+        self.is_ours = _FORMAT_KEY in pairs
+        """Whether rows are in offset order, and statistics speak of all of them."""
+        if self.is_ours:
+            _check_format(pairs[_FORMAT_KEY], segment)
+        try:
+            nulls = json.loads(pairs.get(_NULL_VALUES_KEY, b"[]"))
+            sketch = base64.b64decode(pairs.get(_SKETCH_KEY, b""), validate=True)
+        except ValueError as error:
+            raise pa.ArrowInvalid(f"its footer can't be read: {error}") from error
+        self.null_values: Sequence[int | None] = nulls or [None] * metadata.num_row_groups
+        """Of each row group; None where it is not known."""
+        self.sketch = sketch or None
+        names = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
+        self._offset, self._timestamp = names["offset"], names["timestamp"]
+
+    def check_rows(self) -> None:
+        """A footer has no checksum: ArrowInvalid if it speaks of fewer records than there were."""
+        rows = sum(self._metadata.row_group(each).num_rows for each in range(self._metadata.num_row_groups))
+        if rows < self._segment.records:
+            raise pa.ArrowInvalid(
+                f"its footer speaks of {rows} records, and there were {self._segment.records}"
+            )
+
+    def offsets(self, group: int) -> tuple[int, int]:
+        """The first and the last offset of a row group, or bounds of them."""
+        statistics = self._metadata.row_group(group).column(self._offset).statistics
+        if not self.is_ours or statistics is None or not statistics.has_min_max:
+            return self._segment.first_offset, self._segment.last_offset
+        return statistics.min, statistics.max
+
+    def times_us(self, group: int) -> tuple[int, int] | None:
+        """The lowest and the highest timestamp of a row group, where they are known."""
+        statistics = self._metadata.row_group(group).column(self._timestamp).statistics
+        if not self.is_ours or statistics is None or not statistics.has_min_max:
+            return None
+        low, high = (
+            pa.scalar(each, pa.timestamp("us", tz="UTC")).value for each in (statistics.min, statistics.max)
+        )
+        return low, high
+
+
+def _check_format(found: bytes, segment: Segment) -> None:
+    try:
+        version = int(found)
+    except ValueError:
+        version = -1
+    if not 1 <= version <= FORMAT:
+        raise StorageError(
+            f"The segment file {segment.path} has format {found.decode(errors='replace')}; this version of Lastword "
+            f"reads up to {FORMAT}. Use the version that wrote it, or a newer one."
+        )
