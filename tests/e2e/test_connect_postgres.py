@@ -511,7 +511,7 @@ def test_a_table_that_was_out_of_the_publication_for_a_while_is_an_error(cluster
 def test_a_truncate_holds_some_of_the_keys_at_a_time(
     cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lastword.connect.target.SLICE_RECORDS", 50)
+    monkeypatch.setattr("lastword.reading.winners.SET_BYTES", 1000)
     cluster.run(
         "CREATE TABLE many (id int PRIMARY KEY, name text)",
         "INSERT INTO many SELECT i, 'x' FROM generate_series(1, 300) i",

@@ -6,26 +6,24 @@ So sources can run in the process that has the log open, and just as well beside
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
-from zlib import crc32
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from lastword.clock import Clock
+from lastword.compaction.strategy import LastWord
 from lastword.errors import LastwordError, UnavailableError, UnknownTopicError, WriteFailedError
 from lastword.log import Log
 from lastword.log.topic import Topic
+from lastword.reading import timetravel, winners
 from lastword.reading.reader import PartitionReader
+from lastword.reading.state import winning_rows
+from lastword.reading.winners import PartitionWinners
+from lastword.segments.model import look_again
 from lastword.wal import staged
 
-FIRST_WINDOW: Final = 65_536
-"""Offsets that are searched for a key first, from the end of a partition backwards; then ever more."""
-SLICE_RECORDS: Final = 1_000_000
-"""Of so many records the keys are held at a time."""
 SEARCH_WINDOW: Final = 4096
 """So many offsets are rather read than halved again."""
 
@@ -157,23 +155,24 @@ class TargetReads:
         wanted: dict[int, set[bytes]] = {}
         for key in keys:
             wanted.setdefault(partition_of(key, opened.partitions), set()).add(key)
-        for partition, missing in wanted.items():
-            found |= _newest_in(opened, partition, missing)
+        for partition, own in wanted.items():
+            with closing(opened.partition_reader(partition)) as reader:
+                found |= look_again(partial(_newest, reader, own), f"Partition {partition}")
         return found
 
     def live_keys(self, topic: str) -> Iterator[bytes]:
-        """The keys whose newest record has a value, as of now, partition by partition.
-
-        Memory is bounded by SLICE_RECORDS: where a partition has more records, it is read once for each part of its
-        keys. Only keys and whether there is a value are held.
-        """
+        """The keys whose newest record has a value, as of now, partition by partition, in bounded memory."""
         opened = self._target.topic(topic)
-        extents = opened.extents()
-        for partition, extent in extents.items():
-            with closing(opened.partition_reader(partition)) as reader:
-                parts = 1 + (extent.log_end - extent.log_start) // SLICE_RECORDS
-                for part in range(parts):
-                    yield from _live_keys(reader, extent.log_start, extent.log_end, part, parts)
+        for partition in range(opened.partitions):
+            with closing(opened.partition_reader(partition)) as reader, ExitStack() as pins:
+
+                def attempt(reader: PartitionReader = reader, pins: ExitStack = pins) -> PartitionWinners:
+                    view = timetravel.view_now(reader)
+                    pins.enter_context(reader.pin(view.snapshot))
+                    return winners.find([reader], [view], LastWord())[0]
+
+                for keys in look_again(attempt, f"Partition {partition}").live_keys():
+                    yield from keys.to_pylist()
 
     def behind(self, topic: str, partition: int, header: str, number: int) -> int:
         """By halving: the numbers grow with the offsets. From the end backwards first, where most readers are."""
@@ -198,16 +197,17 @@ class TargetReads:
             return found
 
 
-def _live_keys(reader: PartitionReader, start: int, end: int, part: int, parts: int) -> list[bytes]:
-    """The keys of one part, by their checksums, that are not deleted."""
-    live: dict[bytes, bool] = {}
-    for records in reader.replay(start, end):
-        keys = records.column("key").to_pylist()
-        has_value = records.column("value").is_valid().to_pylist()
-        for key, valid in zip(keys, has_value, strict=True):
-            if key is not None and (parts == 1 or crc32(key) % parts == part):
-                live[key] = valid
-    return [key for key, valid in live.items() if valid]
+def _newest(reader: PartitionReader, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
+    view = timetravel.view_now(reader)
+    with reader.pin(view.snapshot):
+        (found,) = winners.find([reader], [view], LastWord(), keys)
+        return {
+            key: value
+            for records in winning_rows(reader, found)
+            for key, value in zip(
+                records.column("key").to_pylist(), records.column("value").to_pylist(), strict=True
+            )
+        }
 
 
 def _is_below(reader: PartitionReader, start: int, end: int, header: str, number: int) -> bool:
@@ -224,27 +224,3 @@ def _numbers(reader: PartitionReader, start: int, end: int, header: str) -> Iter
             for each in headers or ():
                 if each["key"] == header and each["value"] is not None and each["value"].isdigit():
                     yield offset, int(each["value"])
-
-
-def _newest_in(topic: Topic, partition: int, missing: set[bytes]) -> dict[bytes, bytes | None]:
-    found: dict[bytes, bytes | None] = {}
-    with closing(topic.partition_reader(partition)) as reader:
-        extent = reader.extent()
-        end, window = extent.log_end, FIRST_WINDOW
-        while missing and end > extent.log_start:
-            start = max(extent.log_start, end - window)
-            here: dict[bytes, bytes | None] = {}
-            for records in reader.replay(start, end):
-                own = records.filter(pc.is_in(records.column("key"), pa.array(list(missing), pa.binary())))
-                for key, value, offset in zip(
-                    own.column("key").to_pylist(),
-                    own.column("value").to_pylist(),
-                    own.column("offset").to_pylist(),
-                    strict=True,
-                ):
-                    if offset < end:
-                        here[key] = value
-            found |= here
-            missing -= set(here)
-            end, window = start, window * 4
-    return found

@@ -17,6 +17,7 @@ from lastword import batch, metrics
 from lastword.batch import Compression
 from lastword.clock import Clock
 from lastword.compaction.holds import Downtimes, Readership, Uptime
+from lastword.compaction.strategy import strategy_of
 from lastword.compaction.target import Assessment, Target, assess
 from lastword.config import BrokerConfig, TopicSettings, check_not_internal, is_internal
 from lastword.errors import (
@@ -400,7 +401,7 @@ class Topic:
         """
         with ExitStack() as opened:
             readers = [opened.enter_context(closing(reader)) for reader in self.partition_readers()]
-            return state_view(readers, self._settings, as_of)
+            return state_view(readers, strategy_of(self._settings), as_of)
 
     def read_as_of(self, as_of: AsOf, *, partition: int | None = None) -> Iterator[pa.RecordBatch]:
         """The records as they were as of an offset, a time or a snapshot, in batches of record.RECORD_SCHEMA.

@@ -17,11 +17,10 @@ import pyarrow as pa
 from lastword.log.topic import Topic
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
-from lastword.reading.state import at_offsets
 from lastword.reading.timetravel import AsOf, View
 from lastword.record import Record
 from lastword.segments.model import look_again
-from lastword.segments.rows import with_partition
+from lastword.segments.rows import at_offsets, with_partition
 
 T = TypeVar("T")
 Rank = TypeVar("Rank", int, bytes)

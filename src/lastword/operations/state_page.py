@@ -11,7 +11,7 @@ and where these don't fit either, with only the first ones behind the last page:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,13 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword.compaction.strategy import strategy_of
-from lastword.config import TopicSettings
+from lastword.compaction.strategy import Strategy, best_of_each_key, strategy_of
 from lastword.log.topic import Topic
 from lastword.operations.picking import Source, Taken, look, pick
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
-from lastword.reading.state import contest, once_each
 from lastword.reading.timetravel import AsOf, View
 from lastword.record import Record
 from lastword.segments.rows import clip, to_records
@@ -65,12 +63,12 @@ def state_page(
 
     It ends with the record that passes `max_bytes` of keys and values.
     """
-    return look(topic, as_of, _Question(topic.settings, search, after, limit, max_bytes).answer)
+    return look(topic, as_of, _Question(strategy_of(topic.settings), search, after, limit, max_bytes).answer)
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    settings: TopicSettings
+    strategy: Strategy
     search: bytes | None
     after: bytes | None
     limit: int
@@ -123,7 +121,7 @@ class _Question:
         winners: list[pa.Table] = []
         for reader, view in sources:
             rows = map(keep, self._scan(reader, view, len(sources) > 1))
-            best = contest(rows, self.settings, merge_bytes=MERGE_BYTES, narrow=narrow)
+            best = _contest(rows, self.strategy, narrow)
             if best is not None:
                 partition = pa.repeat(pa.scalar(reader.partition, pa.int32()), len(best))
                 winners.append(best.append_column("partition", partition))
@@ -138,14 +136,14 @@ class _Question:
             )
         every = pa.concat_tables(winners)
         if len(sources) > 1:
-            every = once_each(every)
+            every = _once_each(every)
         if cut is not None and cut.at is not None:
             # Of keys behind the cut a partition may have let go what another one still has.
             every = every.filter(pc.less_equal(every.column("key"), pa.scalar(cut.at, pa.binary())))
         return every.filter(every.column("is_live")).select(["partition", "offset", "key"])
 
     def _scan(self, reader: PartitionReader, view: View, with_time: bool) -> Iterator[pa.Table]:
-        columns = ["offset", "key", *strategy_of(self.settings).columns]
+        columns = ["offset", "key", *self.strategy.columns]
         if with_time and "timestamp" not in columns:
             columns.append("timestamp")
         for segment in timetravel.sealed_segments(reader, view):
@@ -225,3 +223,45 @@ def _lean(records: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
         rows.column("value").is_valid() if "value" in rows.column_names else pa.repeat(True, len(rows))
     )
     return rows.select(list(columns)).append_column("is_live", has_value)
+
+
+def _contest(
+    rows: Iterable[pa.Table | pa.RecordBatch],
+    strategy: Strategy,
+    narrow: Callable[[pa.Table], pa.Table],
+) -> pa.Table | None:
+    """Return the best row of each key; None if there is no row with a key.
+
+    Rows are of one partition, in offset order, with keys, offsets and what the strategy compares. They compete some
+    at a time, so that only the best ones are held; `narrow` may then take keys out for good.
+    """
+    best: pa.Table | None = None
+    waiting: list[pa.Table] = []
+    waiting_bytes = best_bytes = 0
+    for each in rows:
+        keyed = each if isinstance(each, pa.Table) else pa.Table.from_batches([each])
+        if each.column("key").null_count:
+            keyed = keyed.filter(each.column("key").is_valid())
+        waiting.append(keyed)
+        waiting_bytes += keyed.nbytes
+        if waiting_bytes >= max(MERGE_BYTES, best_bytes):
+            best = narrow(_best(best, waiting, strategy))
+            waiting, waiting_bytes, best_bytes = [], 0, best.nbytes
+    if waiting:
+        best = narrow(_best(best, waiting, strategy))
+    return best
+
+
+def _best(best: pa.Table | None, waiting: Sequence[pa.Table], strategy: Strategy) -> pa.Table:
+    rows = pa.concat_tables(waiting if best is None else [best, *waiting])
+    return rows.filter(pa.array(strategy.winners(rows)))
+
+
+def _once_each(winners: pa.Table) -> pa.Table:
+    """Keep one row of each key, of the winners of several partitions.
+
+    After an increase of partitions a key may be in two: the later timestamp, then the higher partition.
+    """
+    timestamps = winners.column("timestamp").cast(pa.int64()).fill_null(-1).to_numpy()
+    order = np.lexsort((winners.column("partition").to_numpy(), timestamps))
+    return winners.filter(pa.array(best_of_each_key(winners.column("key"), order)))

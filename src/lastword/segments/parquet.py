@@ -31,7 +31,7 @@ from lastword.segments.fileio import SyncedFileIO
 from lastword.segments.footer import OWN_METADATA, Footer, closing_metadata
 from lastword.segments.foreign import mapped
 from lastword.segments.model import Codec, Segment, SegmentGoneError
-from lastword.segments.rows import timestamps
+from lastword.segments.rows import as_payload
 from lastword.segments.sketch import KeySketch
 
 ROW_GROUP_ROWS = 16 * 1024
@@ -374,7 +374,7 @@ def _read(
                     rows = rows.sort_by("offset")
                 if from_offset > segment.first_offset:
                     rows = rows.filter(pc.greater_equal(rows.column("offset"), from_offset))
-                payload = _as_payload(rows, schema)
+                payload = as_payload(rows, schema)
             yield from payload.to_batches()
 
 
@@ -408,7 +408,7 @@ def _stream(
                     if rows is None:
                         break
                     left -= rows.num_rows
-                    payload = _as_payload(pa.Table.from_batches([rows]), schema)
+                    payload = as_payload(pa.Table.from_batches([rows]), schema)
                 yield from payload.to_batches()
 
 
@@ -430,7 +430,7 @@ def _times(
                 rows = parquet.read_row_groups(
                     group, columns=[*schema.names, "timestamp_type"], use_threads=False
                 )
-                rows = _as_payload(rows, schema).sort_by("offset")
+                rows = as_payload(rows, schema).sort_by("offset")
             offsets = rows.column("offset").to_numpy()
             times_us = rows.column("timestamp").cast(pa.int64()).fill_null(-1000).to_numpy()
             within = slice(int(np.searchsorted(offsets, start)), int(np.searchsorted(offsets, end)))
@@ -451,16 +451,6 @@ def _needed_columns(schema: pa.Schema, segment: Segment, from_offset: int, *, so
     if "offset" not in needed and (sort or from_offset > segment.first_offset or not needed):
         needed.append("offset")
     return needed
-
-
-def _as_payload(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = []
-    for wanted in schema:
-        column = rows.column(wanted.name)
-        if wanted.name == "timestamp":
-            column = timestamps(rows)
-        columns.append(column if column.type.equals(wanted.type) else column.cast(wanted.type))
-    return pa.Table.from_arrays(columns, schema=schema)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword.record import NO_TIMESTAMP_MS, RECORD_SCHEMA, Record, TimestampType
+from lastword.record import NO_TIMESTAMP_MS, PAYLOAD_SCHEMA, RECORD_SCHEMA, Record, TimestampType
 
 
 def clip(records: pa.RecordBatch, end_offset: int) -> pa.RecordBatch:
@@ -29,6 +29,16 @@ def with_partition(records: pa.RecordBatch, partition: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column, *records.columns], schema=RECORD_SCHEMA)
 
 
+def at_offsets(records: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """The records of a batch whose offsets are among some, which are in order."""
+    if not len(offsets):
+        return records.slice(0, 0)
+    own = records.column("offset").to_numpy()
+    places = np.searchsorted(offsets, own)
+    mask = offsets[np.minimum(places, len(offsets) - 1)] == own
+    return records if mask.all() else records.filter(pa.array(mask))
+
+
 def has_timestamp(rows: pa.Table) -> npt.NDArray[np.bool_]:
     """Which rows of a segment or a WAL came with a timestamp. Segments have the time of their roll for the others."""
     came: npt.NDArray[np.bool_] = rows.column("timestamp_type").to_numpy() != int(TimestampType.NONE)
@@ -41,6 +51,15 @@ def timestamps(rows: pa.Table) -> pa.ChunkedArray:
     column = rows.column("timestamp")
     absent = pc.equal(rows.column("timestamp_type"), int(TimestampType.NONE))
     return pc.if_else(absent, pa.scalar(None, column.type), column) if pc.any(absent).as_py() else column
+
+
+def as_payload(rows: pa.Table, schema: pa.Schema = PAYLOAD_SCHEMA) -> pa.Table:
+    """Rows as they are in a segment's file, in record.PAYLOAD_SCHEMA or some of its columns."""
+    columns = []
+    for wanted in schema:
+        column = timestamps(rows) if wanted.name == "timestamp" else rows.column(wanted.name)
+        columns.append(column if column.type.equals(wanted.type) else column.cast(wanted.type))
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def first_not_older(records: pa.RecordBatch, timestamp_ms: int) -> tuple[int, int] | None:

@@ -11,7 +11,6 @@ opened.py    logs that this process has open for reading
 filters.py   what Spark's filters mean for which files are opened
 tasks.py     what executors are given, and how they read it
 plan.py      from a topic, options and filters to tasks
-winners.py   the state view: which rows are the newest of their keys
 batch.py     batch reads
 stream.py    streaming reads
 sink.py      batch and streaming writes

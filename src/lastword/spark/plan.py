@@ -14,15 +14,15 @@ import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from lastword.clock import new_uuid
+from lastword.compaction.strategy import strategy_of
 from lastword.errors import InvalidError, OffsetOutOfRangeError
 from lastword.folder.leases import Lease, LeaseKeeper
 from lastword.log import Log
 from lastword.log.topic import Topic
-from lastword.reading import timetravel
+from lastword.reading import timetravel, winners
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import View
 from lastword.segments.model import look_again
-from lastword.spark import winners
 from lastword.spark.filters import Wanted
 from lastword.spark.opened import opened
 from lastword.spark.options import Bound, ReadOptions
@@ -130,7 +130,7 @@ def _plan_state(
         with ExitStack() as stack:
             for reader, view in zip(readers, views, strict=True):
                 stack.enter_context(reader.pin(view.snapshot))
-            found = winners.find(readers, views, topic.settings, wanted.keys)
+            found = winners.find(readers, views, strategy_of(topic.settings), wanted.keys)
             return _state_tasks(log, topic, readers, found, options, wanted)
 
     return look_again(attempt, f"Topic {topic.name!r}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.clock import DAY_MS, ManualClock
@@ -14,6 +16,7 @@ from lastword.errors import CorruptError
 from lastword.log import Log
 from lastword.log.topic import Topic
 from lastword.reading import reader as readers
+from lastword.reading import winners
 from lastword.record import RECORD_SCHEMA, NewRecord
 
 Rows = list[tuple[str | None, str | None, object]]
@@ -314,3 +317,41 @@ class TestWhileOthersAreAtWork:
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
         with pytest.raises(CorruptError):
             topic.state()
+
+
+@pytest.mark.parametrize("settings", [OFFSET, FIRST, TIME], ids=["offset", "first", "timestamp"])
+def test_keys_that_don_t_fit_into_memory_are_gone_through_share_by_share(
+    log: Log, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object]
+) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact", **settings})
+    drawn = random.Random(3)
+    appended: list[tuple[str, str | None, int]] = []
+    for part in range(3):
+        some = [
+            (f"k{drawn.randrange(500)}", drawn.choice([f"{part}", None]), drawn.randrange(100))
+            for _ in range(600)
+        ]
+        topic.append_many([record(key, value, timestamp_ms=stamp) for key, value, stamp in some])
+        appended += some
+        if part < 2:
+            topic.seal()
+    best: dict[str, tuple[object, str | None]] = {}
+    for offset, (key, value, stamp) in enumerate(appended):
+        rank = {"offset": offset, "first": -offset, "timestamp": (stamp, offset)}[
+            str(settings["compaction.strategy"])
+        ]
+        if key not in best or rank > best[key][0]:  # type: ignore[operator]
+            best[key] = (rank, value)
+    shares: list[int] = []
+    find = winners._masks_of
+
+    def counted(*given: Any) -> Any:
+        shares.append(given[-1].count)
+        return find(*given)
+
+    monkeypatch.setattr(winners, "_masks_of", counted)
+    monkeypatch.setattr(winners, "SET_BYTES", 4000)
+    state = topic.state()
+    found = dict(zip(state.column("key").to_pylist(), state.column("value").to_pylist(), strict=True))
+    assert found == {key.encode(): value.encode() for key, (_, value) in best.items() if value is not None}
+    assert max(shares) > 2

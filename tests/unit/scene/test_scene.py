@@ -15,11 +15,14 @@ from tests.support.logs import open_log
 
 from lastword import metrics, scene
 from lastword.admin.exposition import exposition
+from lastword.compaction.strategy import Order
 from lastword.errors import InvalidError
 from lastword.log import Log
 from lastword.record import NewRecord
 from lastword.scene import STORY_TOPIC, Story
 from lastword.scene.code import listing
+
+ORDERS: dict[str, Order] = {"offset": "newest", "first": "oldest", "timestamp": "version"}
 
 Frame = dict[str, Any]
 
@@ -43,7 +46,7 @@ def state(picture: dict[str, Any]) -> dict[str, str]:
 
 
 def lines(strategy: str) -> set[str]:
-    return {line["id"] for part in listing(strategy) for line in part["lines"]}
+    return {line["id"] for part in listing(ORDERS[strategy]) for line in part["lines"]}
 
 
 def check(run: dict[str, Any]) -> None:

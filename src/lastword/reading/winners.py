@@ -1,8 +1,11 @@
-"""The state view for Spark: which rows of a topic are the newest of their keys, found from keys and versions alone.
+"""Which rows of a topic win their keys, found from keys and versions alone: for every view of a topic's state.
 
-It is found where the read is planned, partition by partition, with the set that compaction uses: a walk over the key
-columns, from the newest segment to the oldest. What tasks are given is one bit a row, so no value is moved to find
-out what is thrown away. Deleted keys are left out by the tasks, which see the values.
+It is found partition by partition, with the set that compaction uses: a walk over the key columns, from the newest
+segment to the oldest. What is found is one mask a segment, so no value is read to find out what is thrown away. Deleted
+keys are left out by those who read the rows, and see the values.
+
+Memory is bounded: where the keys don't fit into SET_BYTES, the columns are walked several times, each time for a share
+of the keys. Beside the set there are a byte a row, and the keys of the tail.
 
 A key may be in two partitions (after an increase of partitions, or where a producer chose). That is found out by
 the way: a key that is not where Kafka's partitioner puts it makes both its partitions be compared.
@@ -11,7 +14,7 @@ the way: a key that is not where Kafka's partitioner puts it makes both its part
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,20 +28,24 @@ import pyarrow.compute as pc
 
 from lastword.batch.partitioner import Turns, partitions_of
 from lastword.clock import new_uuid
-from lastword.compaction.keyset import BestVersions, KeySet
-from lastword.compaction.strategy import LatestTimestamp, Versions, best_of_each_key, strategy_of
-from lastword.config import TopicSettings
+from lastword.compaction.keyset import BestVersions, KeySet, SetTooLargeError, Share
+from lastword.compaction.strategy import LatestTimestamp, Strategy, Versions, best_of_each_key
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import View
 from lastword.segments.model import Segment
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment
+from lastword.segments.rows import as_payload, with_partition
 
 Mask = npt.NDArray[np.uint8]
 Run = tuple[int, pa.Array]
 
 _EXPECTED_KEYS = 1 << 19
+SET_BYTES = 256 << 20
+"""What a set of keys may use."""
+MOST_SHARES = 1024
+"""Keys that don't fit into so many sets are larger than any memory is worth bounding for."""
 BY_TIME = LatestTimestamp()
 
 
@@ -56,9 +63,11 @@ class Rows(Protocol):
         """The keys of the rows that the view shows, in runs, each with the number of its first row."""
         ...
 
-    def versions(self, settings: TopicSettings) -> Versions: ...
+    def versions(self, strategy: Strategy) -> Versions: ...
 
     def columns(self, names: Sequence[str]) -> pa.Table: ...
+
+    def live_keys(self, mask: Mask) -> Iterator[pa.Array | pa.ChunkedArray]: ...
 
 
 class SealedRows:
@@ -89,26 +98,48 @@ class SealedRows:
             if (cut := max(first - row, 0)) < min(len(keys), end - row)
         ]
 
-    def versions(self, settings: TopicSettings) -> Versions:
-        strategy = strategy_of(settings)
+    def versions(self, strategy: Strategy) -> Versions:
         return strategy.versions(self.columns(strategy.columns))
 
     def columns(self, names: Sequence[str]) -> pa.Table:
         with RawSegment(self._files, self.segment) as raw:
             return raw.columns(names)
 
+    def records(self, mask: Mask) -> Iterator[pa.RecordBatch]:
+        """The rows for which a mask has 1, as record.RECORD_SCHEMA."""
+        with RawSegment(self._files, self.segment) as raw:
+            for group in raw.row_groups:
+                if mask[group.first_row : group.first_row + group.rows].any():
+                    for each in as_payload(raw.kept(group, mask)).to_batches():
+                        yield with_partition(each, self.partition)
+
+    def live_keys(self, mask: Mask) -> Iterator[pa.ChunkedArray]:
+        """The keys of the rows for which a mask has 1, without those that a tombstone deletes."""
+        with RawSegment(self._files, self.segment) as raw:
+            for group in raw.row_groups:
+                wanted = mask[group.first_row : group.first_row + group.rows].view(np.bool_)
+                if not wanted.any():
+                    continue
+                rows = raw.columns(["key"] if group.null_values == 0 else ["key", "value"], [group])
+                if "value" in rows.column_names:
+                    wanted = wanted & rows.column("value").is_valid().to_numpy()
+                yield rows.column("key").filter(pa.array(wanted))
+
 
 class TailRows:
-    """The rows that are only in the WAL: of each what finding winners needs, not its value."""
+    """The rows that are only in the WAL: of each what finding winners needs, and of its value whether there is one."""
 
     is_unique = False
 
-    def __init__(self, reader: PartitionReader, view: View, settings: TopicSettings) -> None:
+    def __init__(self, reader: PartitionReader, view: View, strategy: Strategy) -> None:
         self.partition = reader.partition
         # Which partition a key is read from is decided by timestamps, whatever the strategy is.
-        names = list(dict.fromkeys(["offset", "key", *BY_TIME.columns, *strategy_of(settings).columns]))
-        self._chunks = [records.select(names) for records in timetravel.read_tail(reader, view)]
-        self._names = names
+        names = list(dict.fromkeys(["offset", "key", *BY_TIME.columns, *strategy.columns]))
+        self._chunks: list[pa.RecordBatch] = []
+        self._has_value: list[npt.NDArray[np.bool_]] = []
+        for records in timetravel.read_tail(reader, view):
+            self._chunks.append(records.select(names))
+            self._has_value.append(records.column("value").is_valid().to_numpy(zero_copy_only=False))
 
     @property
     def count(self) -> int:
@@ -120,6 +151,14 @@ class TailRows:
             return np.empty(0, np.int64)
         return np.concatenate([each.column("offset").to_numpy() for each in self._chunks])
 
+    def live_keys(self, mask: Mask) -> Iterator[pa.Array]:
+        """As of a segment."""
+        row = 0
+        for records, has_value in zip(self._chunks, self._has_value, strict=True):
+            wanted = mask[row : row + records.num_rows].view(np.bool_) & has_value
+            row += records.num_rows
+            yield records.column("key").filter(pa.array(wanted))
+
     def runs(self) -> list[Run]:
         runs, row = [], 0
         for each in self._chunks:
@@ -127,8 +166,7 @@ class TailRows:
             row += each.num_rows
         return runs
 
-    def versions(self, settings: TopicSettings) -> Versions:
-        strategy = strategy_of(settings)
+    def versions(self, strategy: Strategy) -> Versions:
         return strategy.versions(self.columns(strategy.columns))
 
     def columns(self, names: Sequence[str]) -> pa.Table:
@@ -149,23 +187,31 @@ class PartitionWinners:
     def rows(self) -> list[Rows]:
         return [*self.sealed, self.tail]
 
+    def live_keys(self) -> Iterator[pa.Array | pa.ChunkedArray]:
+        """The keys that are not deleted. The snapshot of the view is pinned by the caller."""
+        for rows, mask in zip(self.rows, self.masks, strict=True):
+            yield from rows.live_keys(mask)
+
 
 def find(
     readers: Sequence[PartitionReader],
     views: Sequence[View],
-    settings: TopicSettings,
-    keys: frozenset[bytes] | None = None,
+    strategy: Strategy,
+    keys: Collection[bytes] | None = None,
 ) -> list[PartitionWinners]:
-    """The winners of all partitions of a topic; with `keys`, of those keys only."""
+    """The winners of all partitions of a topic; with `keys`, of those keys only.
+
+    The snapshots of the views are pinned by the caller.
+    """
     partitions = len(readers)
     only = None if keys is None else pa.array(sorted(keys), pa.binary())
 
     def of_one(reader: PartitionReader, view: View) -> tuple[PartitionWinners, pa.Array]:
         files = reader.table.files
         sealed = tuple(SealedRows(files, each, view) for each in timetravel.sealed_segments(reader, view))
-        tail = TailRows(reader, view, settings)
+        tail = TailRows(reader, view, strategy)
         strays = _Strays(reader.partition, partitions)
-        masks = _masks([*sealed, tail], settings, only, strays)
+        masks = _masks([*sealed, tail], strategy, only, strays)
         return PartitionWinners(view=view, sealed=sealed, tail=tail, masks=masks), strays.keys()
 
     with ThreadPoolExecutor(max(1, min(partitions, os.cpu_count() or 1))) as pool:
@@ -198,31 +244,57 @@ class _Strays:
         return pa.concat_arrays([pa.array([], pa.binary()), *self._found])
 
 
-def _masks(
-    pieces: Sequence[Rows], settings: TopicSettings, only: pa.Array | None, strays: _Strays
+def _masks(pieces: Sequence[Rows], strategy: Strategy, only: pa.Array | None, strays: _Strays) -> list[Mask]:
+    seed = new_uuid().int & 0xFFFF_FFFF_FFFF_FFFF
+    shares = 1
+    while True:
+        try:
+            masks = [np.zeros(each.count, np.uint8) for each in pieces]
+            for index in range(shares):
+                found = _masks_of(pieces, strategy, only, strays, seed, Share(index, shares))
+                for mask, own in zip(masks, found, strict=True):
+                    mask |= own
+            return masks
+        except SetTooLargeError:
+            shares *= 2
+
+
+def _masks_of(
+    pieces: Sequence[Rows],
+    strategy: Strategy,
+    only: pa.Array | None,
+    strays: _Strays,
+    seed: int,
+    share: Share,
 ) -> list[Mask]:
+    """The winners among the keys of one share."""
     masks = [np.zeros(each.count, np.uint8) for each in pieces]
     keys = KeySet(
-        new_uuid().int & 0xFFFF_FFFF_FFFF_FFFF,
+        seed,
         expected_keys=min(sum(each.count for each in pieces), _EXPECTED_KEYS),
+        share=share,
+        max_bytes=SET_BYTES if share.count < MOST_SHARES else None,
     )
-    order_of_keys = strategy_of(settings).order
-    if order_of_keys != "version":
-        backwards = order_of_keys == "newest"
+    if strategy.order != "version":
+        backwards = strategy.order == "newest"
         order = list(reversed(range(len(pieces)))) if backwards else list(range(len(pieces)))
+        won = 0
         for index, runs in zip(order, _ahead([pieces[each] for each in order]), strict=True):
             only_look_up = backwards and pieces[index].is_unique
             for row, run in reversed(runs) if backwards else runs:
                 strays.look(run)
                 part = masks[index][row : row + len(run)]
                 _compete(keys, run, part, only, backwards=backwards, only_look_up=only_look_up)
+            won += int(masks[index].sum())
+            if only is not None and won == len(only):
+                break
         return masks
     best = BestVersions(keys)
     bounds = np.cumsum([0, *(each.count for each in pieces)]).tolist()
     for index, (piece, runs) in enumerate(zip(pieces, _ahead(pieces), strict=True)):
         if not piece.count:
             continue
-        known, versions = piece.versions(settings)
+        known, versions = piece.versions(strategy)
         for row, run in runs:
             strays.look(run)
             rows = slice(row, row + len(run))
