@@ -16,7 +16,7 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 
 from lastword import batch as batches
 from lastword.batch import Compression, Limits
-from lastword.batch.partitioner import Turns, partitions_of
+from lastword.batch.partitioner import RoundRobin, partitions_of
 from lastword.record import PAYLOAD_SCHEMA, NewRecord
 
 NOW_MS = 1_700_000_000_000
@@ -110,7 +110,7 @@ def cases(count: int, value_bytes: int) -> dict[str, tuple[int, Callable[[], obj
         "NewRecord -> bytes, headers": (count, lambda: batches.encode(tagged, now_ms=NOW_MS)),
         "NewRecord -> bytes (aiokafka)": (count, lambda: aiokafka_encode(records)),
         "NewRecord -> bytes, one record": (1, lambda: batches.encode(records[:1], now_ms=NOW_MS)),
-        "partitions of keys": (count, lambda: partitions_of(table["key"], 12, Turns())),
+        "partitions of keys": (count, lambda: partitions_of(table["key"], 12, RoundRobin())),
     }
 
 

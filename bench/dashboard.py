@@ -26,7 +26,7 @@ import httpx
 import lastword
 from bench.support import Results, console, median
 from lastword.admin import app as admin_app
-from lastword.admin.desk import Desk, WorkerDesk
+from lastword.admin.context import Desk, WorkerDesk
 from lastword.admin.jobs import Jobs
 from lastword.admin.server import AdminServer
 from lastword.broker.server import Broker

@@ -16,7 +16,7 @@ LastwordError
 │   │   ├── OutOfOrderSequenceError   batches of an idempotent producer are missing
 │   │   └── FencedProducerError       a newer producer has taken its id over
 │   └── OffsetOutOfRangeError  below the log start or above the log end
-├── UnavailableError           try again later, or when what it names has been mended
+├── UnavailableError           try again later, or when what it names has been repaired
 │   ├── LockedError            another process has the role; it is named
 │   ├── ConflictError          the table changed while a commit was being prepared
 │   ├── NotOwnerError          another data folder owns the topic; it is named

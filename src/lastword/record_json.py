@@ -17,6 +17,9 @@ from lastword.errors import InvalidError, InvalidRecordError
 if TYPE_CHECKING:
     from lastword.record import Header, NewRecord, Record
 
+Json = dict[str, Any]
+"""A JSON object, as the command line and the admin API give and take them."""
+
 _FIELDS = ("key", "key_base64", "value", "value_base64", "headers", "timestamp", "partition")
 # `record_data` has these; they are for the log to decide.
 _IGNORED_FIELDS = ("offset", "timestamp_type")

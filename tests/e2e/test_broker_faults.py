@@ -18,7 +18,7 @@ from tests.support.broker import RunningBroker, running_broker
 from tests.support.raw_client import RawClient
 from tests.support.small_disk import small_disk
 
-from lastword.broker import mender, server
+from lastword.broker import reopener, server
 from lastword.broker.errors import ErrorCode
 from lastword.broker.groups.records import group_record
 from lastword.broker.wire import APIS, FETCH
@@ -63,7 +63,7 @@ def produce(client: Producer, values: list[bytes]) -> int:
 def test_a_partition_goes_on_when_its_disk_has_space_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mender, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(reopener, "FIRST_PAUSE_S", 0.2)
     with small_disk(tmp_path / "disk", "16m") as disk, running_broker(disk.path / "data") as broker:
         topic = broker.log.create_topic("t")
         assert produce(producer(broker), [b"before"]) == 1
@@ -189,7 +189,7 @@ def test_a_connection_that_cant_be_taken_is_tried_again(
 def test_a_topic_that_could_not_be_opened_at_the_start_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mender, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(reopener, "FIRST_PAUSE_S", 0.1)
     settings = {"auto.create.topics.enable": False}
     with running_broker(tmp_path / "data", settings) as broker:
         broker.log.create_topic("t").append("k", "v")
@@ -212,7 +212,7 @@ def test_a_topic_that_could_not_be_opened_at_the_start_comes_back(
 def test_a_topic_of_which_nobody_knows_whether_it_was_deleted_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mender, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(reopener, "FIRST_PAUSE_S", 0.1)
     with running_broker(tmp_path / "data", {"auto.create.topics.enable": False}) as broker:
         broker.log.create_topic("t").append("k", "v")
         consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "g", "log_level": 0})

@@ -17,7 +17,7 @@ from tests.support.server import SETTINGS, Server, serving
 from lastword.cli.backend import Backend
 from lastword.cli.direct import Direct
 from lastword.cli.options import Session
-from lastword.cli.status import look
+from lastword.cli.status import read_status
 
 RECORDS = "".join(
     json.dumps({"key": f"k{index % 5}", "value": f"v{index}", "timestamp": 1_800_000_000_000 + index, **more})
@@ -271,7 +271,7 @@ def test_a_server_that_becomes_ready_while_status_looks(both: tuple[Cli, Cli]) -
             Late.looks += 1
             return Direct(self) if Late.looks == 1 else super().backend
 
-    assert look(Late(data=both[1].data))["ready"] is True
+    assert read_status(Late(data=both[1].data))["ready"] is True
 
 
 def test_a_command_without_json_and_one_with_it_say_the_same(both: tuple[Cli, Cli]) -> None:

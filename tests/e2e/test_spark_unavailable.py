@@ -64,7 +64,7 @@ def without_grpcio(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def settle(cli: Cli, **settings: str) -> None:
+def wait_durable(cli: Cli, **settings: str) -> None:
     (cli.data / "lastword.yaml").write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
 
 
@@ -92,12 +92,12 @@ def test_without_java(cli: Cli, without_java: dict[str, str]) -> None:
 
 
 def test_with_a_master_that_nobody_is(cli: Cli, nobody: str) -> None:
-    settle(cli, **{"spark.master": f"spark://{nobody}"})
+    wait_durable(cli, **{"spark.master": f"spark://{nobody}"})
     check_for_programs(cli, f"nobody answers at spark.master=spark://{nobody}")
 
 
 def test_with_a_spark_connect_server_that_nobody_is(cli: Cli, nobody: str) -> None:
-    settle(cli, **{"spark.remote": f"sc://{nobody}/;token=x"})
+    wait_durable(cli, **{"spark.remote": f"sc://{nobody}/;token=x"})
     check_for_programs(cli, f"nobody answers at spark.remote=sc://{nobody}")
 
 
@@ -105,7 +105,7 @@ def test_with_spark_connect_and_without_grpcio(cli: Cli, without_grpcio: dict[st
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        settle(cli, **{"spark.remote": f"sc://127.0.0.1:{listening.getsockname()[1]}"})
+        wait_durable(cli, **{"spark.remote": f"sc://127.0.0.1:{listening.getsockname()[1]}"})
         check_for_programs(cli, 'pip install "pyspark[connect]"', **without_grpcio)
 
 
@@ -168,8 +168,8 @@ def test_a_server_is_not_ready_and_its_topics_are_red(cli: Cli, nobody: str) -> 
 
 
 def test_it_is_tried_again_at_once_by_a_worker_that_can_start_it(cli: Cli, nobody: str) -> None:
-    settle(cli, **{"spark.remote": f"sc://{nobody}"})
+    wait_durable(cli, **{"spark.remote": f"sc://{nobody}"})
     cli("worker", "--once", code=1)
-    settle(cli, **{"compaction.service.factory": INLINE})
+    wait_durable(cli, **{"compaction.service.factory": INLINE})
     assert cli.json("worker", "--once")["failing"] == []
     assert cli.values("users") == ["2"]

@@ -15,7 +15,7 @@ from tests.support.browser import browsing
 
 import lastword
 from lastword.admin import app as admin_app
-from lastword.admin.desk import Desk, WorkerDesk
+from lastword.admin.context import AdminContext, WorkerClient
 from lastword.admin.jobs import Jobs
 from lastword.admin.pages import OPEN_PATHS, PAGES, WEB
 from lastword.admin.scenes import Stories
@@ -31,7 +31,9 @@ def admin(folder: Path, token: str | None) -> Iterator[tuple[str, lastword.Log]]
     server, jobs, stories = AdminServer("127.0.0.1", 0, token=token), Jobs(), Stories()
     with lastword.open(folder, config={"compaction.service.factory": INLINE}) as log:
         server.start(
-            admin_app.build(Desk(log, WorkerDesk(folder / "no.sock")), jobs, version="0", stories=stories)
+            admin_app.build(
+                AdminContext(log, WorkerClient(folder / "no.sock")), jobs, version="0", stories=stories
+            )
         )
         try:
             yield f"http://127.0.0.1:{server.address[1]}", log

@@ -2,7 +2,7 @@
 
 app.py         the paths: what is asked, what is answered, in the words of OpenAPI
 models.py      what requests may say
-desk.py        who does it: this process for what is short, the worker's for what is heavy
+context.py     who does it: this process for what is short, the worker's for what is heavy
 jobs.py        requests that take long: progress as server-sent events, and what happens when the asker goes away
 connectors.py  sources
 groups.py      consumer groups, from the broker's coordinator

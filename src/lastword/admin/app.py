@@ -12,16 +12,15 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from lastword.admin import connectors, exposition, health, models, pages, problems, scenes
-from lastword.admin.desk import Desk, GroupAdmin, decoded, keys_of, one_key
+from lastword.admin.context import AdminContext, GroupAdmin, decoded, keys_of, one_key
 from lastword.admin.jobs import EVENTS, Jobs
 from lastword.admin.page import page
 from lastword.broker.groups.replay import GROUPS_TOPIC
 from lastword.errors import InvalidError, InvalidRecordError, UnavailableError
 from lastword.folder import running
 from lastword.operations import describing, records, topics, wal
-from lastword.record_json import Parsed, parse_record
+from lastword.record_json import Json, Parsed, parse_record
 
-Data = dict[str, Any]
 AskGroups = Callable[[Callable[[GroupAdmin], Any]], Any]
 """Calls the coordinator on the broker's loop, and waits for what it says."""
 
@@ -47,7 +46,7 @@ _JOB: dict[int | str, dict[str, Any]] = {
 
 
 def build(
-    desk: Desk,
+    context: AdminContext,
     jobs: Jobs,
     *,
     version: str,
@@ -74,90 +73,90 @@ def build(
         return HTMLResponse(page(app.openapi()), headers={"Content-Security-Policy": CONTENT_POLICY})
 
     problems.install(app)
-    ask_groups = _group_desk(broker, groups)
-    _add_topics(app, desk, ask_groups)
-    _add_records(app, desk)
-    _add_jobs(app, desk, jobs)
+    ask_groups = _group_asker(broker, groups)
+    _add_topics(app, context, ask_groups)
+    _add_records(app, context)
+    _add_jobs(app, context, jobs)
     _add_groups(app, ask_groups)
-    _add_health(app, desk, broker, sources_problem, ask_groups)
-    connectors.add(app, desk)
-    pages.add(app, desk)
-    scenes.add(app, desk, jobs, stories or scenes.Stories())
+    _add_health(app, context, broker, sources_problem, ask_groups)
+    connectors.add(app, context)
+    pages.add(app, context)
+    scenes.add(app, context, jobs, stories or scenes.Stories())
     return app
 
 
-def _add_topics(app: FastAPI, desk: Desk, ask_groups: AskGroups) -> None:
-    log = desk.log
+def _add_topics(app: FastAPI, context: AdminContext, ask_groups: AskGroups) -> None:
+    log = context.log
 
     @app.get("/v1/topics", tags=["topics"])
-    def list_topics() -> list[Data]:
+    def list_topics() -> list[Json]:
         """Every topic, with the settings of its own."""
         return topics.list_topics(log)
 
     @app.post("/v1/topics", tags=["topics"], status_code=201)
-    def create_topic(new: models.NewTopic) -> Data:
+    def create_topic(new: models.NewTopic) -> Json:
         """Create a topic."""
         return topics.create_topic(log, new.name, partitions=new.partitions, config=new.config)
 
     @app.get("/v1/topics/{topic}", tags=["topics"])
-    def describe_topic(topic: str) -> Data:
+    def describe_topic(topic: str) -> Json:
         """What a topic is, where its records are, what compaction has to do, what is wrong."""
         return describing.describe_topic(log, topic)
 
     @app.patch("/v1/topics/{topic}", tags=["topics"])
-    def alter_topic(topic: str, changes: models.TopicChanges) -> Data:
+    def alter_topic(topic: str, changes: models.TopicChanges) -> Json:
         """Change settings, take them back, add partitions."""
         return topics.alter_topic(
             log, topic, set_config=changes.set, unset=changes.unset, partitions=changes.partitions
         )
 
     @app.delete("/v1/topics/{topic}", tags=["topics"])
-    def delete_topic(topic: str) -> Data:
+    def delete_topic(topic: str) -> Json:
         """Delete a topic with all its records and the positions of its readers."""
         return topics.delete_topic(log, topic)
 
     @app.get("/v1/topics/{topic}/repair", tags=["topics"])
-    def repair_plan(topic: str) -> Data:
+    def repair_plan(topic: str) -> Json:
         """What is wrong with a topic's table, and the older state that it can go back to."""
         return topics.repair_plan(log, topic)
 
     @app.post("/v1/topics/{topic}/repair", tags=["topics"])
-    def repair_topic(topic: str, _nothing: models.Nothing) -> Data:
+    def repair_topic(topic: str, _nothing: models.Nothing) -> Json:
         """Have a topic whose table can't be read go back to an older state of it."""
         return topics.repair_topic(log, topic)
 
     @app.get("/v1/topics/{topic}/config", tags=["settings"])
-    def topic_config(topic: str) -> list[Data]:
+    def topic_config(topic: str) -> list[Json]:
         """Each setting that holds for a topic, and where it comes from."""
         return topics.settings(log, topic)
 
     @app.get("/v1/config", tags=["settings"])
-    def broker_config() -> list[Data]:
+    def broker_config() -> list[Json]:
         """Each setting that topics inherit or that is the broker's, and where it comes from. Secrets are masked."""
         return topics.settings(log, None)
 
     @app.get("/v1/topics/{topic}/history", tags=["topics"])
-    def history(topic: str) -> Data:
+    def history(topic: str) -> Json:
         """The snapshots that are kept, oldest first, and what each did."""
         return topics.history(log, topic)
 
     @app.post("/v1/topics/{topic}/delete-records", tags=["topics"])
-    def delete_records(topic: str, wanted: models.DeleteRecords) -> Data:
+    def delete_records(topic: str, wanted: models.DeleteRecords) -> Json:
         """Delete the records of a partition before an offset."""
         return topics.delete_records(log, topic, partition=wanted.partition, before=wanted.before)
 
     @app.get("/v1/wal", tags=["WAL"])
-    def show_wal(topic: Annotated[str | None, Query(description="Only this topic.")] = None) -> list[Data]:
+    def show_wal(topic: Annotated[str | None, Query(description="Only this topic.")] = None) -> list[Json]:
         """The WAL files of each partition, what is kept aside, and known damage."""
         return wal.show_wal(log, topic)
 
     @app.get("/v1/topics/{topic}/wal/damage", tags=["WAL"])
-    def wal_damage(topic: str) -> Data:
+    def wal_damage(topic: str) -> Json:
         """The damaged ranges of a topic's WAL."""
         return wal.wal_damage(log, topic)
 
     @app.post("/v1/topics/{topic}/wal/skip-damage", tags=["WAL"])
-    def skip_damage(topic: str, _nothing: models.Nothing) -> Data:
+    def skip_damage(topic: str, _nothing: models.Nothing) -> Json:
         """Leave the damaged ranges behind, for ever; the damaged files are kept aside."""
         if topic != GROUPS_TOPIC:
             return wal.skip_wal_damage(log, topic)
@@ -168,11 +167,11 @@ def _add_topics(app: FastAPI, desk: Desk, ask_groups: AskGroups) -> None:
         return skipped
 
 
-def _add_records(app: FastAPI, desk: Desk) -> None:
-    log = desk.log
+def _add_records(app: FastAPI, context: AdminContext) -> None:
+    log = context.log
 
     @app.post("/v1/topics/{topic}/records", tags=["records"])
-    def produce(topic: str, new: models.NewRecords) -> Data:
+    def produce(topic: str, new: models.NewRecords) -> Json:
         """Append records, once all of them have been checked: one that is wrong keeps all from being appended.
 
         Where a disk fails when some partitions have been written, the problem's `appended` says which, and which offsets
@@ -210,10 +209,10 @@ def _add_records(app: FastAPI, desk: Desk) -> None:
         as_of: Annotated[
             str | None, Query(description="As it was: an offset, a time (ISO 8601) or snapshot:ID.")
         ] = None,
-    ) -> Data:
+    ) -> Json:
         """Some records, and the offset of each partition to go on from, or with state the key."""
         after_key = None if after_key_base64 is None else decoded(after_key_base64, "after_key_base64")
-        with desk.searches.turn() if state else nullcontext():
+        with context.searches.turn() if state else nullcontext():
             return records.read_records(
                 log,
                 topic,
@@ -240,7 +239,7 @@ def _add_records(app: FastAPI, desk: Desk) -> None:
             Query(description="The run that is explained: as `compact`, as that by force, or as the worker."),
         ] = "asked for",
         seal: Annotated[bool, Query(description="Whether the run seals first.")] = True,
-    ) -> Data:
+    ) -> Json:
         """Where records are, whether they stay or go in a compaction that begins now, why and until when."""
         wanted_key = one_key(key, key_base64)
         # It reads the keys of all segments: that is the worker's, so that no produce has to wait for it.
@@ -253,11 +252,11 @@ def _add_records(app: FastAPI, desk: Desk) -> None:
             "run": run,
             "seal": seal,
         }
-        found: Data = desk.worker.ask("explain", wanted)
+        found: Json = context.worker.ask("explain", wanted)
         return found
 
 
-def _parsed(index: int, entry: Data) -> Parsed:
+def _parsed(index: int, entry: Json) -> Parsed:
     try:
         return parse_record(entry)
     except InvalidRecordError as error:
@@ -266,8 +265,8 @@ def _parsed(index: int, entry: Data) -> Parsed:
         raise InvalidError(f"records.{index}: {error}") from None
 
 
-def _add_jobs(app: FastAPI, desk: Desk, jobs: Jobs) -> None:
-    worker = desk.worker
+def _add_jobs(app: FastAPI, context: AdminContext, jobs: Jobs) -> None:
+    worker = context.worker
 
     @app.post("/v1/topics/{topic}/seal", tags=["maintenance"], responses=_JOB)
     async def seal(request: Request, topic: str, _nothing: models.Nothing) -> Response:
@@ -317,7 +316,7 @@ def _add_jobs(app: FastAPI, desk: Desk, jobs: Jobs) -> None:
         return await jobs.answer(request, worker.job("run_all"))
 
 
-def _group_desk(
+def _group_asker(
     broker: Callable[[], tuple[health.Listens | None, asyncio.AbstractEventLoop | None]],
     groups: Callable[[], GroupAdmin | None],
 ) -> AskGroups:
@@ -335,20 +334,20 @@ def _group_desk(
 
 def _add_groups(app: FastAPI, ask: AskGroups) -> None:
     @app.get("/v1/groups", tags=["groups"])
-    def list_groups() -> list[Data]:
+    def list_groups() -> list[Json]:
         """The consumer groups that are known, and how far each is behind."""
-        found: list[Data] = ask(lambda coordinator: coordinator.list_groups())
+        found: list[Json] = ask(lambda coordinator: coordinator.list_groups())
         return found
 
     # A group's id may be any text, with slashes, too.
     @app.get("/v1/groups/{group:path}", tags=["groups"])
-    def describe_group(group: str) -> Data:
+    def describe_group(group: str) -> Json:
         """A consumer group: its state, members, committed offsets, and how far it is behind."""
-        found: Data = ask(lambda coordinator: coordinator.describe_group(group))
+        found: Json = ask(lambda coordinator: coordinator.describe_group(group))
         return found
 
     @app.delete("/v1/groups/{group:path}", tags=["groups"])
-    def delete_group(group: str) -> Data:
+    def delete_group(group: str) -> Json:
         """Delete a consumer group without members, with its committed offsets."""
         ask(lambda coordinator: coordinator.delete_group(group))
         return {"group": group, "deleted": True}
@@ -356,19 +355,19 @@ def _add_groups(app: FastAPI, ask: AskGroups) -> None:
 
 def _add_health(
     app: FastAPI,
-    desk: Desk,
+    context: AdminContext,
     broker: Callable[[], tuple[health.Listens | None, asyncio.AbstractEventLoop | None]],
     sources_problem: Callable[[], str | None],
     ask_groups: AskGroups,
 ) -> None:
     @app.get("/v1/status", tags=["health"])
-    def status() -> Data:
+    def status() -> Json:
         """The server's processes, what the worker did last, how its sources are, and what is wrong."""
-        sources = connectors.summary(desk.log.path, desk.log.clock, sources_problem())
-        return {**health.status(desk, *broker()), "sources": sources}
+        sources = connectors.summary(context.log.path, context.log.clock, sources_problem())
+        return {**health.status(context, *broker()), "sources": sources}
 
     @app.get("/healthz", tags=["health"])
-    async def alive() -> Data:
+    async def alive() -> Json:
         """Whether this process is alive: always, if it answers."""
         return {"alive": True}
 
@@ -377,13 +376,15 @@ def _add_health(
         """Whether clients can be served and compaction works: the broker listens, the WAL can be written, the worker is
         there, and nothing keeps failing to be compacted or erased.
         """
-        found = health.problems(desk, *broker())
+        found = health.problems(context, *broker())
         return JSONResponse({"ready": not found, "problems": found}, status_code=503 if found else 200)
 
     @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
     def metrics() -> Response:
         """The metrics of all processes, in Prometheus' text form."""
         text = exposition.exposition(
-            desk.worker.metrics, running.load(desk.log.path), lambda: ask_groups(lambda groups: groups.lags())
+            context.worker.metrics,
+            running.load(context.log.path),
+            lambda: ask_groups(lambda groups: groups.lags()),
         )
         return Response(text, media_type=exposition.CONTENT_TYPE)

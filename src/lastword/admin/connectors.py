@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 
 from lastword.admin import models
-from lastword.admin.desk import Desk
+from lastword.admin.context import AdminContext
 from lastword.clock import Clock
 from lastword.connect import states
+from lastword.record_json import Json
 
-Data = dict[str, Any]
 
-
-def add(app: FastAPI, desk: Desk) -> None:
-    folder, clock = desk.log.path, desk.log.clock
+def add(app: FastAPI, context: AdminContext) -> None:
+    folder, clock = context.log.path, context.log.clock
 
     @app.get("/v1/connectors", tags=["connectors"])
-    def list_connectors() -> list[Data]:
+    def list_connectors() -> list[Json]:
         """Every source that was run on this data folder: how it is, how far it is, and what is wrong."""
         return states.load_statuses(folder, clock)
 
     @app.get("/v1/connectors/{name}", tags=["connectors"])
-    def describe_connector(name: str) -> Data:
+    def describe_connector(name: str) -> Json:
         """One source: how it is, how far it is, and what is wrong."""
         return states.load_status(folder, name, clock)
 
     @app.post("/v1/connectors/{name}/pause", tags=["connectors"])
-    def pause_connector(name: str, _nothing: models.Nothing) -> Data:
+    def pause_connector(name: str, _nothing: models.Nothing) -> Json:
         """Pause a source after the chunk that it is at. It stays so over restarts."""
         return states.pause(folder, name)
 
     @app.post("/v1/connectors/{name}/resume", tags=["connectors"])
-    def resume_connector(name: str, _nothing: models.Nothing) -> Data:
+    def resume_connector(name: str, _nothing: models.Nothing) -> Json:
         """Let a paused source go on."""
         return states.resume(folder, name)
 
 
-def summary(folder: Path, clock: Clock, problem: str | None) -> Data:
+def summary(folder: Path, clock: Clock, problem: str | None) -> Json:
     """What a server's status says of its sources."""
     found = states.load_statuses(folder, clock)
     return {"states": {each["source"]: each["state"] for each in found}, "problem": problem}

@@ -41,7 +41,7 @@ class CoordinatedGroups:
                     found.append((group.group_id, topic, partition, behind))
         return found
 
-    def _offsets(self, group: str) -> dict[describing.Place, CommittedOffset]:
+    def _offsets(self, group: str) -> dict[describing.TopicPartition, CommittedOffset]:
         offsets = self._service.committed(group, None)
         return {place: committed for place, committed in offsets.items() if committed is not None}
 

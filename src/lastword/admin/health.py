@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
-from lastword.admin.desk import Desk
+from lastword.admin.context import AdminContext
 from lastword.errors import UnavailableError
 from lastword.folder import running
 from lastword.folder.locks import Role, holder
@@ -28,15 +28,19 @@ class Listens(Protocol):
         """What could not be read of consumer groups."""
 
 
-def problems(desk: Desk, broker: Listens | None, loop: asyncio.AbstractEventLoop | None) -> list[str]:
+def problems(
+    context: AdminContext, broker: Listens | None, loop: asyncio.AbstractEventLoop | None
+) -> list[str]:
     """What keeps the server from being ready. Blocks for some seconds at most."""
-    return [*_broker_problems(broker, loop), *_wal_problems(desk), *_worker_problems(desk)]
+    return [*_broker_problems(broker, loop), *_wal_problems(context), *_worker_problems(context)]
 
 
-def status(desk: Desk, broker: Listens | None, loop: asyncio.AbstractEventLoop | None) -> dict[str, Any]:
+def status(
+    context: AdminContext, broker: Listens | None, loop: asyncio.AbstractEventLoop | None
+) -> dict[str, Any]:
     """The server's processes, what the worker did, and what is wrong."""
-    server = running.load(desk.log.path)
-    found = problems(desk, broker, loop)
+    server = running.load(context.log.path)
+    found = problems(context, broker, loop)
     return {
         "server": None
         if server is None
@@ -57,8 +61,8 @@ def status(desk: Desk, broker: Listens | None, loop: asyncio.AbstractEventLoop |
         },
         # Whoever can be asked this has been started.
         "starting": None,
-        "writer": holder(desk.log.path, Role.WRITER),
-        "worker": worker_status(desk.log.path),
+        "writer": holder(context.log.path, Role.WRITER),
+        "worker": worker_status(context.log.path),
         "ready": not found,
         "problems": found,
     }
@@ -74,26 +78,26 @@ def _broker_problems(broker: Listens | None, loop: asyncio.AbstractEventLoop | N
     return broker.group_problems()[:MOST_NAMED]
 
 
-def _wal_problems(desk: Desk) -> list[str]:
+def _wal_problems(context: AdminContext) -> list[str]:
     found = [
         f"{name} partition {partition.number} refuses appends: {partition.failed}"
-        for name, topic in list(desk.log.opened_topics().items())
+        for name, topic in list(context.log.opened_topics().items())
         for partition in topic.all_partitions()
         if partition.failed
     ]
-    if not os.access(desk.log.path, os.W_OK):
-        found.append(f"the data folder {desk.log.path} can't be written")
-    left = os.statvfs(desk.log.path)
+    if not os.access(context.log.path, os.W_OK):
+        found.append(f"the data folder {context.log.path} can't be written")
+    left = os.statvfs(context.log.path)
     if left.f_bavail == 0:
-        found.append(f"there is no space left on the disk of {desk.log.path}")
+        found.append(f"there is no space left on the disk of {context.log.path}")
     return found[:MOST_NAMED]
 
 
-def _worker_problems(desk: Desk) -> list[str]:
+def _worker_problems(context: AdminContext) -> list[str]:
     # From a file of the data folder: it is so, whether or not the worker is there to be asked.
-    found = cleaning_problems(desk.log.path)
+    found = cleaning_problems(context.log.path)
     try:
-        desk.worker.ping()
+        context.worker.ping()
     except UnavailableError as error:
         # The error tells one that is gone from one that is slow.
         return [f"the worker{str(error).removeprefix('The worker').removesuffix('.')}", *found]

@@ -16,16 +16,15 @@ import mimetypes
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from lastword.admin import models, views
-from lastword.admin.desk import Desk, decoded, one_key
+from lastword.admin.context import AdminContext, decoded, one_key
 from lastword.errors import UnavailableError
-
-Data = dict[str, Any]
+from lastword.record_json import Json
 
 WEB = Path(__file__).with_name("web")
 PAGES = ("/", "/topic", "/records", "/live", "/scene")
@@ -59,12 +58,12 @@ def cookie_of(token: str) -> tuple[str, str]:
     return f"lastword_{digest[:8]}", digest[8:]
 
 
-def add(app: FastAPI, desk: Desk) -> None:
+def add(app: FastAPI, context: AdminContext) -> None:
     """The pages and their own paths."""
-    overview = views.Overview(desk.log)
+    overview = views.Overview(context.log)
     _add_files(app, overview)
     _add_login(app)
-    _add_views(app, desk, overview)
+    _add_views(app, context, overview)
 
 
 def _add_files(app: FastAPI, overview: views.Overview) -> None:
@@ -134,19 +133,19 @@ def _add_login(app: FastAPI) -> None:
         return response
 
 
-def _add_views(app: FastAPI, desk: Desk, overview: views.Overview) -> None:
+def _add_views(app: FastAPI, context: AdminContext, overview: views.Overview) -> None:
     @app.get("/v1/session", tags=["dashboard"])
-    async def session(request: Request) -> Data:
+    async def session(request: Request) -> Json:
         """Whether it is a login's cookie that lets the asker in."""
         return {"by_cookie": any(name.startswith("lastword_") for name in request.cookies)}
 
     # These two are large and plain: they go out as they are, without a second look at each value.
-    @app.get("/v1/views/overview", tags=["dashboard"], response_model=Data)
+    @app.get("/v1/views/overview", tags=["dashboard"], response_model=Json)
     def all_topics() -> Response:
         """All topics, a row each: what they have, how dirty they are, what is due and why, what is wrong."""
         return JSONResponse(overview.look())
 
-    @app.get("/v1/views/topics/{topic}", tags=["dashboard"], response_model=Data)
+    @app.get("/v1/views/topics/{topic}", tags=["dashboard"], response_model=Json)
     def one_topic(
         topic: str,
         estimates: Annotated[
@@ -154,12 +153,12 @@ def _add_views(app: FastAPI, desk: Desk, overview: views.Overview) -> None:
         ] = False,
     ) -> Response:
         """Where a topic's records are along its offsets, who reads them, and its snapshots."""
-        return JSONResponse(views.layout(desk.log, topic, estimates=estimates))
+        return JSONResponse(views.layout(context.log, topic, estimates=estimates))
 
     @app.get("/v1/views/topics/{topic}/settings", tags=["dashboard"])
-    def settings(topic: str) -> list[Data]:
+    def settings(topic: str) -> list[Json]:
         """The settings that a topic may have of its own: what holds and why, what it means, what is allowed."""
-        return views.settings(desk.log, topic)
+        return views.settings(context.log, topic)
 
     @app.get("/v1/views/topics/{topic}/records", tags=["dashboard"])
     def records(
@@ -176,13 +175,13 @@ def _add_views(app: FastAPI, desk: Desk, overview: views.Overview) -> None:
             ),
         ] = None,
         limit: Annotated[int, Query(alias="max", ge=1, le=MOST_RECORDS)] = 50,
-    ) -> Data:
+    ) -> Json:
         """A page of records over all partitions, the newest first: of `total`, `newer` come before it."""
         wanted = one_key(key, key_base64)
         # A key is looked for in all keys; everything else knows where to look.
-        with nullcontext() if wanted is None else desk.searches.turn():
+        with nullcontext() if wanted is None else context.searches.turn():
             return views.records(
-                desk.log, topic, partition=partition, key=wanted, as_of=as_of, at=at, limit=limit
+                context.log, topic, partition=partition, key=wanted, as_of=as_of, at=at, limit=limit
             )
 
     @app.get("/v1/views/topics/{topic}/state", tags=["dashboard"])
@@ -194,20 +193,20 @@ def _add_views(app: FastAPI, desk: Desk, overview: views.Overview) -> None:
             str | None, Query(description="Only keys behind this one, as `next` has it.")
         ] = None,
         limit: Annotated[int, Query(alias="max", ge=1, le=MOST_STATE)] = 100,
-    ) -> Data:
+    ) -> Json:
         """A page of the newest record of each key, without deleted keys, by key; null where there are too many to count."""
         behind = None if after is None else decoded(after, "after")
-        with desk.searches.turn():
-            return views.state(desk.log, topic, search=search, as_of=as_of, limit=limit, after=behind)
+        with context.searches.turn():
+            return views.state(context.log, topic, search=search, as_of=as_of, limit=limit, after=behind)
 
     @app.get("/v1/views/engine", tags=["dashboard"])
-    def engine() -> Data:
+    def engine() -> Json:
         """What compacts in the worker's process, and how it is doing."""
         try:
-            found: Data = desk.worker.ask("engine", {})
+            found: Json = context.worker.ask("engine", {})
         except UnavailableError as error:
             return {
-                "factory": desk.log.config.compaction_service_factory,
+                "factory": context.log.config.compaction_service_factory,
                 "state": "unknown",
                 "why": str(error),
             }

@@ -9,19 +9,19 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 from uuid import uuid4
 
 from fastapi import FastAPI, Query, Request, Response
 
 from lastword import scene
 from lastword.admin import models
-from lastword.admin.desk import Desk
+from lastword.admin.context import AdminContext
 from lastword.admin.jobs import Jobs
 from lastword.errors import InvalidError, UnavailableError, UnknownTopicError
 from lastword.folder.channel import ReportProgress
+from lastword.record_json import Json
 
-Data = dict[str, Any]
 T = TypeVar("T")
 
 MOST_STORIES = 8
@@ -35,7 +35,7 @@ class Stories:
         self._lock = threading.Lock()
         self._stories: OrderedDict[str, tuple[scene.Story, threading.Lock]] = OrderedDict()
 
-    def begin(self) -> Data:
+    def begin(self) -> Json:
         story = scene.Story()
         story_id = uuid4().hex
         with self._lock:
@@ -66,33 +66,33 @@ class Stories:
                 story.close()
 
 
-def add(app: FastAPI, desk: Desk, jobs: Jobs, stories: Stories) -> None:
+def add(app: FastAPI, context: AdminContext, jobs: Jobs, stories: Stories) -> None:
     """The scene's paths."""
     _add_stories(app, stories)
-    _add_topics(app, desk, jobs)
+    _add_topics(app, context, jobs)
 
 
 def _add_stories(app: FastAPI, stories: Stories) -> None:
     @app.post("/v1/scene/stories", tags=["scene"], status_code=201)
-    def begin_story(_nothing: models.Nothing) -> Data:
+    def begin_story(_nothing: models.Nothing) -> Json:
         """Begin the story of alice, bob and carol, on a log of its own."""
         return stories.begin()
 
     @app.get("/v1/scene/stories/{story}", tags=["scene"])
-    def look_at_story(story: str) -> Data:
+    def look_at_story(story: str) -> Json:
         """A story as it is: its steps, how many are told, and the picture of its partition."""
         return stories.do(story, lambda each: {"steps": each.steps, "told": each.told, **each.picture()})
 
     @app.post("/v1/scene/stories/{story}/advance", tags=["scene"])
-    def advance_story(story: str, _nothing: models.Nothing) -> Data:
+    def advance_story(story: str, _nothing: models.Nothing) -> Json:
         """Do the next step of a story: `picture`, or `run` with its frames."""
         return stories.do(story, lambda each: {**each.advance(), "clock_ahead_ms": each.clock.ahead_ms})
 
     @app.post("/v1/scene/stories/{story}/produce", tags=["scene"])
-    def produce_in_story(story: str, new: models.StoryRecord) -> Data:
+    def produce_in_story(story: str, new: models.StoryRecord) -> Json:
         """Append a record to a story's topic."""
 
-        def produce(told: scene.Story) -> Data:
+        def produce(told: scene.Story) -> Json:
             found = told.picture()["picture"]
             if sum(len(each["records"]) for each in found["segments"]) >= MOST_STORY_RECORDS:
                 raise InvalidError(
@@ -103,31 +103,31 @@ def _add_stories(app: FastAPI, stories: Stories) -> None:
         return stories.do(story, produce)
 
     @app.post("/v1/scene/stories/{story}/seal", tags=["scene"])
-    def seal_story(story: str, _nothing: models.Nothing) -> Data:
+    def seal_story(story: str, _nothing: models.Nothing) -> Json:
         """Seal a story's WAL."""
         return stories.do(story, lambda each: each.seal())
 
     @app.post("/v1/scene/stories/{story}/compact", tags=["scene"])
-    def compact_story(story: str, _nothing: models.Nothing) -> Data:
+    def compact_story(story: str, _nothing: models.Nothing) -> Json:
         """Seal and compact a story's partition, really: `run` has the frames of it."""
         return stories.do(story, lambda each: each.compact())
 
     @app.post("/v1/scene/stories/{story}/clock", tags=["scene"])
-    def move_story_clock(story: str, wanted: models.ClockMove) -> Data:
+    def move_story_clock(story: str, wanted: models.ClockMove) -> Json:
         """Put a story's clock forward."""
         return stories.do(story, lambda each: each.move_clock(wanted.forward_ms))
 
 
-def _add_topics(app: FastAPI, desk: Desk, jobs: Jobs) -> None:
+def _add_topics(app: FastAPI, context: AdminContext, jobs: Jobs) -> None:
     @app.get("/v1/topics/{topic}/scene", tags=["scene"])
-    def look_at_topic(topic: str, partition: Annotated[int, Query(ge=0)] = 0) -> Data:
+    def look_at_topic(topic: str, partition: Annotated[int, Query(ge=0)] = 0) -> Json:
         """A partition of a few hundred records at most, as the scene shows it."""
-        return {"picture": scene.picture(desk.log, topic, partition)}
+        return {"picture": scene.picture(context.log, topic, partition)}
 
     @app.post("/v1/topics/{topic}/scene/run", tags=["scene"])
     async def run_topic(request: Request, topic: str, wanted: models.SceneRun) -> Response:
         """Seal and compact a partition, really: `run` has the frames of it."""
-        compact = desk.worker.job(
+        compact = context.worker.job(
             "compact_topic",
             topic=topic,
             partitions=[wanted.partition],
@@ -136,12 +136,12 @@ def _add_topics(app: FastAPI, desk: Desk, jobs: Jobs) -> None:
             dry_run=False,
         )
 
-        def run(progress: ReportProgress, gone: Callable[[], bool]) -> Data:
-            rehearsed = scene.rehearse(desk.log, topic, wanted.partition)
+        def run(progress: ReportProgress, gone: Callable[[], bool]) -> Json:
+            rehearsed = scene.rehearse(context.log, topic, wanted.partition)
             report = compact(progress, gone)
             partitions = [each for each in report["partitions"] if each["problem"]]
             for failure in (*report["failed_topics"], *partitions):
                 raise UnavailableError(f"{topic} could not be compacted: {failure['problem']}")
-            return {"run": scene.finish(desk.log, rehearsed)}
+            return {"run": scene.finish(context.log, rehearsed)}
 
         return await jobs.answer(request, run)

@@ -26,16 +26,14 @@ from lastword.errors import InvalidError, LastwordError
 from lastword.log import Log
 from lastword.log.topic import Topic
 from lastword.maintenance.worker_state import load_status
-from lastword.operations.record_page import Place, RecordPage, place_of_offset, place_of_time, record_page
+from lastword.operations.record_page import Offsets, RecordPage, place_of_offset, place_of_time, record_page
 from lastword.operations.records import point_of
 from lastword.operations.state_page import state_page
 from lastword.reading.readers import committed_positions, group_positions
-from lastword.record_json import parse_time, record_data
+from lastword.record_json import Json, parse_time, record_data
 from lastword.segments.model import Segment, Snapshot, look_again
 from lastword.segments.sketch import Sketches
 from lastword.wal.deleter import LocalFile
-
-Data = dict[str, Any]
 
 FRESH_S = 2.0
 """So old a view of all topics may be before somebody looks again."""
@@ -60,7 +58,7 @@ class Overview:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._lock = threading.Lock()
-        self._rows: dict[str, Data] = {}
+        self._rows: dict[str, Json] = {}
         self._looked_s = float("-inf")
         self._looking: threading.Thread | None = None
 
@@ -69,7 +67,7 @@ class Overview:
         with self._lock:
             self._start()
 
-    def look(self) -> Data:
+    def look(self) -> Json:
         """The rows as of a moment ago. Of what has not been looked at yet a row has `pending`, and no numbers."""
         with self._lock:
             self._start()
@@ -110,12 +108,12 @@ class Overview:
         unreadable = {name for name, row in list(self._rows.items()) if row["state"] == "unreadable"}
         return sorted(opened | unreadable) if opened else self._log.topics()
 
-    def _pending(self, name: str) -> Data:
+    def _pending(self, name: str) -> Json:
         topic = self._log.opened_topics().get(name)
         known = {} if topic is None else {"partitions": topic.partitions, "cleanup_policy": _policy(topic)}
         return {"name": name, "state": "ready", "pending": True, "problems": [], "due": {}, **known}
 
-    def _unreadable(self, name: str, error: LastwordError) -> Data:
+    def _unreadable(self, name: str, error: LastwordError) -> Json:
         return {**self._pending(name), "state": "unreadable", "pending": False, "problems": [str(error)]}
 
 
@@ -140,7 +138,7 @@ def _segments(topic: Topic) -> tuple[Snapshot, list[Segment]]:
     return look_again(attempt, f"Topic {topic.name!r}")
 
 
-def _row(topic: Topic, now_ms: int, downtimes: Sequence[tuple[int, int]], problems: list[str]) -> Data:
+def _row(topic: Topic, now_ms: int, downtimes: Sequence[tuple[int, int]], problems: list[str]) -> Json:
     snapshot, segments = _segments(topic)
     assessed = look_again(lambda: topic.assess(downtimes=downtimes), f"Topic {topic.name!r}")
     views = [each.view for each in assessed]
@@ -208,7 +206,7 @@ def _by_partition(segments: Iterable[Segment]) -> dict[int, list[Segment]]:
 # ---------------------------------------------------------------------------------------------- one topic
 
 
-def layout(log: Log, name: str, *, estimates: bool = False) -> Data:
+def layout(log: Log, name: str, *, estimates: bool = False) -> Json:
     """Where the records of a topic are, along its offsets; who reads them; what was done to them.
 
     With `estimates` also the garbage of each segment: footers are read for it.
@@ -297,7 +295,7 @@ def _garbage(topic: Topic, by_partition: dict[int, list[Segment]]) -> dict[str, 
     return found
 
 
-def _file(file: LocalFile, ends: Mapping[int, int], partition: int) -> Data:
+def _file(file: LocalFile, ends: Mapping[int, int], partition: int) -> Json:
     end = file.end_offset
     if end is None:
         end = ends.get(partition, file.first_offset)
@@ -312,7 +310,7 @@ def _file(file: LocalFile, ends: Mapping[int, int], partition: int) -> Data:
 
 def _readers(
     partition: int, readers: Sequence[ReaderPosition], groups: Sequence[ReaderPosition]
-) -> list[Data]:
+) -> list[Json]:
     grouped = {(each.reader, each.partition) for each in groups}
     return [
         {
@@ -326,7 +324,7 @@ def _readers(
     ]
 
 
-def _snapshots(topic: Topic, now_ms: int) -> list[Data]:
+def _snapshots(topic: Topic, now_ms: int) -> list[Json]:
     """The newest first. A compaction's duration is the longest of its partitions'."""
     found = []
     history = topic.history()
@@ -357,7 +355,7 @@ def _snapshots(topic: Topic, now_ms: int) -> list[Data]:
 # -------------------------------------------------------------------------------------------- the settings
 
 
-def settings(log: Log, name: str) -> list[Data]:
+def settings(log: Log, name: str) -> list[Json]:
     """The settings that a topic may have of its own: what holds, why, what it means, what is allowed."""
     return [
         {**asdict(each), "meaning": known.meaning, "allowed": known.kind.allowed, "unset": known.unset}
@@ -379,7 +377,7 @@ def records(
     at: str | None = None,
     limit: int,
     max_bytes: int = PAGE_BYTES,
-) -> Data:
+) -> Json:
     """A page of records over all partitions, the newest first, and how many there are.
 
     `at` is where: newest, oldest, up to `offset:N` or `time:T`, or before or since a place that another page named.
@@ -387,7 +385,7 @@ def records(
     topic = log.topic(name)
     point = None if as_of is None else point_of(topic, as_of, partition)
 
-    def page(before: Place | None = None, since: Place | None = None) -> RecordPage:
+    def page(before: Offsets | None = None, since: Offsets | None = None) -> RecordPage:
         return record_page(
             topic,
             partition=partition,
@@ -414,7 +412,7 @@ def records(
     }
 
 
-def _places(topic: Topic, at: str | None) -> tuple[Place | None, Place | None]:
+def _places(topic: Topic, at: str | None) -> tuple[Offsets | None, Offsets | None]:
     """The place before which a page is, or the one from which on it is."""
     kind, _, rest = (at or "newest").partition(":")
     match kind:
@@ -435,11 +433,11 @@ def _places(topic: Topic, at: str | None) -> tuple[Place | None, Place | None]:
     )
 
 
-def _text(place: Place) -> str:
+def _text(place: Offsets) -> str:
     return ",".join(f"{partition}-{offset}" for partition, offset in sorted(place.items()))
 
 
-def _place(text: str) -> Place | None:
+def _place(text: str) -> Offsets | None:
     pairs = [each.split("-") for each in text.split(",")]
     if not all(len(each) == 2 and each[0].isdecimal() and each[1].isdecimal() for each in pairs):
         return None
@@ -458,7 +456,7 @@ def state(
     limit: int,
     after: bytes | None = None,
     max_bytes: int = PAGE_BYTES,
-) -> Data:
+) -> Json:
     """A page of the newest record of each key whose key has some text in it, by key."""
     topic = log.topic(name)
     page = state_page(

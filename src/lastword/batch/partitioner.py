@@ -36,7 +36,7 @@ def partition_of(key: bytes, partition_count: int) -> int:
     return (murmur2(key) & _POSITIVE) % partition_count
 
 
-class Turns:
+class RoundRobin:
     """Partitions for records without a key: some records in a row to one partition, then to the next.
 
     Runs keep batches large, as Kafka's sticky partitioner does. A run of 1 is round robin. One producer uses
@@ -60,7 +60,7 @@ class Turns:
         return (places // self._run % partition_count).astype(np.int32)
 
 
-def partitions_of(keys: pa.Array, partition_count: int, turns: Turns) -> npt.NDArray[np.int32]:
+def partitions_of(keys: pa.Array, partition_count: int, turns: RoundRobin) -> npt.NDArray[np.int32]:
     """The partition of each key of an Arrow binary column; null keys take turns."""
     from lastword.batch import _compiled
 

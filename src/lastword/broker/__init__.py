@@ -23,6 +23,6 @@ broker_settings.py  settings of the broker that clients change while it runs
 cluster.py          DescribeCluster, DescribeLogDirs, DescribeTopicPartitions and others that tools ask of a cluster
 replicas.py         elections, reassignments, moves between folders
 authorized.py       the operations that a client may do
-mender.py           opens partitions and topics again that could not be used for a while
+reopener.py         opens partitions and topics again that could not be used for a while
 groups/             consumer groups
 """

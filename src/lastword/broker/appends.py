@@ -137,7 +137,7 @@ class _Lane:
         ends = {writer: self._write(writer, *own) for writer, own in by_writer.items()}
         for writer, end_offset in ends.items():
             try:
-                writer.settle(end_offset)
+                writer.wait_durable(end_offset)
                 by_writer[writer][0][0].topic.check_owned()
             except LastwordError as error:
                 for append in by_writer[writer][0]:
@@ -148,7 +148,7 @@ class _Lane:
                     _fail(append, error)
 
     def _write(self, writer: PartitionWriter, appends: Sequence[Append], produced: Sequence[Produced]) -> int:
-        """Write the batches of a partition; the offset up to which they must be settled."""
+        """Write the batches of a partition; the offset up to which they must be durable."""
         try:
             results = writer.stage_produced(produced)
         except LastwordError as error:

@@ -21,13 +21,13 @@ from lastword.broker.connection import STALL_S, Connection, Context, Memory, pee
 from lastword.broker.fetch import FetchHandler
 from lastword.broker.groups.handlers import GroupHandlers
 from lastword.broker.groups.service import GroupService
-from lastword.broker.mender import mend
 from lastword.broker.metadata import MetadataHandler
 from lastword.broker.node import Node
 from lastword.broker.offsets import OffsetsHandler
 from lastword.broker.partitions import Views
 from lastword.broker.produce import ProduceHandler
 from lastword.broker.producers import ProducersHandler
+from lastword.broker.reopener import reopen_failed
 from lastword.broker.replicas import ReplicaHandlers
 from lastword.broker.sealed import SealedData
 from lastword.broker.topics import TopicHandlers
@@ -88,7 +88,7 @@ class Broker:
         self._groups: Sequence[HandlerGroup] = ()
         self._numbers = 0
         self._sweeper: asyncio.Task[None] | None = None
-        self._mender: asyncio.Task[None] | None = None
+        self._reopener: asyncio.Task[None] | None = None
         self._all_closed = asyncio.Event()
         self.node: Node
         self.group_service: GroupService
@@ -130,7 +130,7 @@ class Broker:
         listener.listen(BACKLOG)
         loop.add_reader(listener.fileno(), self._accept)
         self._sweeper = loop.create_task(self._sweep())
-        self._mender = loop.create_task(mend(self.node))
+        self._reopener = loop.create_task(reopen_failed(self.node))
         logger.info("Kafka clients are served at %s:%d", host, port)
 
     async def stop(self) -> None:
@@ -141,9 +141,9 @@ class Broker:
         loop.remove_reader(self._listener.fileno())
         self._listener.close()
         self._listener = None
-        assert self._sweeper is not None and self._mender is not None
+        assert self._sweeper is not None and self._reopener is not None
         self._sweeper.cancel()
-        self._mender.cancel()
+        self._reopener.cancel()
         for group in self._groups:
             await group.stop()
         self._fetches.stop()

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from lastword.cli.backend import Appender, Data, Progress
+from lastword.cli.backend import Appender
 from lastword.folder.paths import CONFIG_FILE
-from lastword.record_json import Parsed
+from lastword.record_json import Json, Parsed
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from lastword.log import Log
     from lastword.log.worker import Worker
+    from lastword.operations.topics import OnProgress
 
 logger = logging.getLogger(__name__)
 
@@ -50,19 +51,19 @@ class Direct:
 
     session: Opens
 
-    def topics(self) -> list[Data]:
+    def topics(self) -> list[Json]:
         from lastword.operations import topics
 
         with self.session.read() as log:
             return topics.list_topics(log)
 
-    def create_topic(self, name: str, *, partitions: int, config: dict[str, str]) -> Data:
+    def create_topic(self, name: str, *, partitions: int, config: dict[str, str]) -> Json:
         from lastword.operations import topics
 
         with self.session.write(create=True) as log:
             return topics.create_topic(log, name, partitions=partitions, config=config)
 
-    def describe_topic(self, name: str) -> Data:
+    def describe_topic(self, name: str) -> Json:
         from lastword.operations.describing import describe_topic
 
         with self.session.read() as log:
@@ -70,43 +71,43 @@ class Direct:
 
     def alter_topic(
         self, name: str, *, set_config: dict[str, str], unset: list[str], partitions: int | None
-    ) -> Data:
+    ) -> Json:
         from lastword.operations import topics
 
         with self.session.write() as log:
             return topics.alter_topic(log, name, set_config=set_config, unset=unset, partitions=partitions)
 
-    def delete_topic(self, name: str) -> Data:
+    def delete_topic(self, name: str) -> Json:
         from lastword.operations import topics
 
         with self.session.write() as log:
             return topics.delete_topic(log, name)
 
-    def repair_plan(self, name: str) -> Data:
+    def repair_plan(self, name: str) -> Json:
         from lastword.operations import topics
 
         with self.session.read() as log:
             return topics.repair_plan(log, name)
 
-    def repair_topic(self, name: str) -> Data:
+    def repair_topic(self, name: str) -> Json:
         from lastword.operations import topics
 
         with self.session.write() as log:
             return topics.repair_topic(log, name)
 
-    def delete_records(self, name: str, *, partition: int, before: int) -> Data:
+    def delete_records(self, name: str, *, partition: int, before: int) -> Json:
         from lastword.operations import topics
 
         with self.session.write() as log:
             return topics.delete_records(log, name, partition=partition, before=before)
 
-    def history(self, name: str) -> Data:
+    def history(self, name: str) -> Json:
         from lastword.operations import topics
 
         with self.session.read() as log:
             return topics.history(log, name)
 
-    def settings(self, topic: str | None) -> list[Data]:
+    def settings(self, topic: str | None) -> list[Json]:
         from dataclasses import asdict
 
         if topic is not None:
@@ -123,24 +124,24 @@ class Direct:
 
     # --------------------------------------------------------------------------------------- maintenance
 
-    def seal(self, name: str, *, progress: Progress) -> Data:
+    def seal(self, name: str, *, progress: OnProgress) -> Json:
         from lastword.operations import topics
 
         with self.session.maintain() as log:
             return topics.seal(log, name, progress=progress)
 
-    def plan_topic(self, name: str, *, partitions: list[int] | None, force: bool, seal: bool) -> Data:
+    def plan_topic(self, name: str, *, partitions: list[int] | None, force: bool, seal: bool) -> Json:
         from lastword.operations import compaction
 
         with self.session.read() as log:
             return compaction.plan_topic(log, name, partitions=partitions, force=force, seal=seal)
 
     def compact_topic(
-        self, name: str, *, partitions: list[int] | None, force: bool, seal: bool, progress: Progress
-    ) -> Data:
+        self, name: str, *, partitions: list[int] | None, force: bool, seal: bool, progress: OnProgress
+    ) -> Json:
         from lastword.operations import compaction
 
-        def work() -> Data:
+        def work() -> Json:
             with self.session.maintain() as log:
                 return compaction.compact_topic(
                     log, name, partitions=partitions, force=force, seal=seal, progress=progress
@@ -148,45 +149,45 @@ class Direct:
 
         return self.session.in_background(work)
 
-    def plan_all(self, *, all_dirty: bool) -> Data:
+    def plan_all(self, *, all_dirty: bool) -> Json:
         from lastword.operations import compaction
 
         with self.session.read() as log:
             return compaction.plan_all(log, all_dirty=all_dirty)
 
-    def compact_all(self, *, all_dirty: bool, progress: Progress) -> Data:
+    def compact_all(self, *, all_dirty: bool, progress: OnProgress) -> Json:
         from lastword.operations import compaction
 
-        def work() -> Data:
+        def work() -> Json:
             with self.session.maintain() as log:
                 return compaction.compact_all(log, all_dirty=all_dirty, progress=progress)
 
         return self.session.in_background(work)
 
-    def verify(self, name: str, *, before: int | None, after: int | None) -> Data:
+    def verify(self, name: str, *, before: int | None, after: int | None) -> Json:
         from lastword.operations import compaction
 
-        def work() -> Data:
+        def work() -> Json:
             with self.session.read() as log:
                 return compaction.verify(log, name, before=before, after=after)
 
         return self.session.in_background(work)
 
-    def erase(self, name: str, keys: list[bytes], *, progress: Progress) -> Data:
+    def erase(self, name: str, keys: list[bytes], *, progress: OnProgress) -> Json:
         from lastword.operations import compaction
 
         with self.session.maintain() as log:
             return compaction.erase(log, name, keys, progress=progress)
 
     def make_backup(
-        self, to: str, *, keep: int | None, properties: dict[str, str], progress: Progress
-    ) -> Data:
+        self, to: str, *, keep: int | None, properties: dict[str, str], progress: OnProgress
+    ) -> Json:
         from lastword.operations.backups import make_backup
 
         with self.session.read() as log:
             return make_backup(log, to, keep=keep, properties=properties, progress=progress)
 
-    def run_retention(self, *, dry_run: bool, topics: list[str] | None) -> Data:
+    def run_retention(self, *, dry_run: bool, topics: list[str] | None) -> Json:
         from lastword.operations.cleaning import run_retention
 
         with self.session.read() if dry_run else self.session.maintain() as log:
@@ -194,19 +195,19 @@ class Direct:
 
     # ---------------------------------------------------------------------------------- WAL and records
 
-    def show_wal(self, name: str | None) -> list[Data]:
+    def show_wal(self, name: str | None) -> list[Json]:
         from lastword.operations import wal
 
         with self.session.read() as log:
             return wal.show_wal(log, name)
 
-    def wal_damage(self, name: str) -> Data:
+    def wal_damage(self, name: str) -> Json:
         from lastword.operations import wal
 
         with self.session.read() as log:
             return wal.wal_damage(log, name)
 
-    def skip_wal_damage(self, name: str) -> Data:
+    def skip_wal_damage(self, name: str) -> Json:
         from lastword.broker.groups.replay import GROUPS_TOPIC, write_again
         from lastword.operations import wal
 
@@ -224,7 +225,7 @@ class Direct:
 
     # ------------------------------------------------------------------------------------------ sources
 
-    def connectors(self) -> list[Data]:
+    def connectors(self) -> list[Json]:
         from lastword.clock import SystemClock
         from lastword.connect.states import load_statuses
 
@@ -232,31 +233,31 @@ class Direct:
         with self.session.read():
             return load_statuses(self.session.data_folder, SystemClock())
 
-    def pause_connector(self, name: str) -> Data:
+    def pause_connector(self, name: str) -> Json:
         from lastword.connect import states
 
         return states.pause(self.session.data_folder, name)
 
-    def resume_connector(self, name: str) -> Data:
+    def resume_connector(self, name: str) -> Json:
         from lastword.connect import states
 
         return states.resume(self.session.data_folder, name)
 
     # ------------------------------------------------------------------------------------------- groups
 
-    def groups(self) -> list[Data]:
+    def groups(self) -> list[Json]:
         from lastword.broker.groups.stored import StoredGroups
 
         with self.session.read() as log:
             return StoredGroups(log).list_groups()
 
-    def describe_group(self, name: str) -> Data:
+    def describe_group(self, name: str) -> Json:
         from lastword.broker.groups.stored import StoredGroups
 
         with self.session.read() as log:
             return StoredGroups(log).describe_group(name)
 
-    def delete_group(self, name: str) -> Data:
+    def delete_group(self, name: str) -> Json:
         from lastword.broker.groups.stored import StoredGroups
 
         with self.session.write() as log:
@@ -265,7 +266,7 @@ class Direct:
 
     # --------------------------------------------------------------------------------------- the worker
 
-    def run_worker_once(self) -> Data:
+    def run_worker_once(self) -> Json:
         import lastword
         from lastword.clock import SystemClock
         from lastword.folder.locks import Role, RoleLock
@@ -280,7 +281,7 @@ class Direct:
             with RoleLock.acquire(log.path, Role.WORKER, SystemClock()):
                 return run_until_signal(lambda: run_worker_once(worker), worker, code=1)
 
-    def status(self) -> Data:
+    def status(self) -> Json:
         from dataclasses import asdict
 
         from lastword.clock import SystemClock

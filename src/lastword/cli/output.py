@@ -61,10 +61,10 @@ class Output:
             sys.stderr.write(f"error: {' '.join(message.split())}\n")
 
     @contextmanager
-    def progress(self, title: str, *, unit: Unit = "bytes") -> Iterator[Progress]:
+    def progress(self, title: str, *, unit: Unit = "bytes") -> Iterator[ProgressBar]:
         """A progress bar on stderr, if that is a terminal and nobody asked for JSON."""
         if self.json or not sys.stderr.isatty():
-            yield Progress()
+            yield ProgressBar()
             return
         # A terminal of its own: while Spark starts, what else goes to stderr goes to its log.
         with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal, _bar(title, unit, terminal) as bar:
@@ -76,7 +76,7 @@ class Output:
     def stages(self, titles: dict[str, tuple[str, Unit]]) -> Iterator[Callable[..., None]]:
         """A bar a stage, one after the other: call it with the name of a stage and its numbers."""
         with ExitStack() as shown:
-            current: list[tuple[str, Progress]] = []
+            current: list[tuple[str, ProgressBar]] = []
 
             def report(stage: str, *numbers: Any) -> None:
                 if not current or current[0][0] != stage:
@@ -98,7 +98,7 @@ class Output:
 
 
 @contextmanager
-def _bar(title: str, unit: Unit, terminal: TextIO) -> Iterator[Progress]:
+def _bar(title: str, unit: Unit, terminal: TextIO) -> Iterator[ProgressBar]:
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -127,7 +127,7 @@ def _bar(title: str, unit: Unit, terminal: TextIO) -> Iterator[Progress]:
         yield _BarProgress(bar, bar.add_task(title, total=None, records=""))
 
 
-class Progress:
+class ProgressBar:
     """How far a job has come. This one shows nothing."""
 
     def update(self, done: int, total: int | None) -> None: ...
@@ -138,7 +138,7 @@ class Progress:
     def stop(self) -> None: ...
 
 
-class _BarProgress(Progress):
+class _BarProgress(ProgressBar):
     def __init__(self, bar: Any, task: Any) -> None:
         self._bar = bar
         self._task = task

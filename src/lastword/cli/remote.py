@@ -9,15 +9,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from lastword.cli.backend import Appender, Data, Progress
+from lastword.cli.backend import Appender
 from lastword.clock import SystemClock
 from lastword.errors import UnavailableError
 from lastword.folder.problems import from_problem
 from lastword.folder.running import RunningServer
-from lastword.record_json import Parsed, parsed_data
+from lastword.record_json import Json, Parsed, parsed_data
+
+if TYPE_CHECKING:
+    from lastword.operations.topics import OnProgress
 
 WAIT_MS = 15_000
 """How long a command waits for a server whose broker is just being started again."""
@@ -31,84 +34,84 @@ class Remote:
 
     server: RunningServer
 
-    def topics(self) -> list[Data]:
+    def topics(self) -> list[Json]:
         return self._list("/v1/topics")
 
-    def create_topic(self, name: str, *, partitions: int, config: dict[str, str]) -> Data:
+    def create_topic(self, name: str, *, partitions: int, config: dict[str, str]) -> Json:
         return self._post("/v1/topics", {"name": name, "partitions": partitions, "config": config})
 
-    def describe_topic(self, name: str) -> Data:
+    def describe_topic(self, name: str) -> Json:
         return self._get(_topic(name))
 
     def alter_topic(
         self, name: str, *, set_config: dict[str, str], unset: list[str], partitions: int | None
-    ) -> Data:
+    ) -> Json:
         changes = {"set": set_config, "unset": unset, "partitions": partitions}
         return self._ask("PATCH", _topic(name), changes)
 
-    def delete_topic(self, name: str) -> Data:
+    def delete_topic(self, name: str) -> Json:
         return self._ask("DELETE", _topic(name))
 
-    def repair_plan(self, name: str) -> Data:
+    def repair_plan(self, name: str) -> Json:
         return self._get(_topic(name, "repair"))
 
-    def repair_topic(self, name: str) -> Data:
+    def repair_topic(self, name: str) -> Json:
         return self._post(_topic(name, "repair"), {})
 
-    def delete_records(self, name: str, *, partition: int, before: int) -> Data:
+    def delete_records(self, name: str, *, partition: int, before: int) -> Json:
         return self._post(_topic(name, "delete-records"), {"partition": partition, "before": before})
 
-    def history(self, name: str) -> Data:
+    def history(self, name: str) -> Json:
         return self._get(_topic(name, "history"))
 
-    def settings(self, topic: str | None) -> list[Data]:
+    def settings(self, topic: str | None) -> list[Json]:
         return self._list("/v1/config" if topic is None else _topic(topic, "config"))
 
     # --------------------------------------------------------------------------------------- maintenance
 
-    def seal(self, name: str, *, progress: Progress) -> Data:
+    def seal(self, name: str, *, progress: OnProgress) -> Json:
         return self._job(_topic(name, "seal"), {}, progress)
 
-    def plan_topic(self, name: str, *, partitions: list[int] | None, force: bool, seal: bool) -> Data:
+    def plan_topic(self, name: str, *, partitions: list[int] | None, force: bool, seal: bool) -> Json:
         wanted = {"partitions": partitions, "force": force, "seal": seal, "dry_run": True}
         return self._job(_topic(name, "compact"), wanted, None)
 
     def compact_topic(
-        self, name: str, *, partitions: list[int] | None, force: bool, seal: bool, progress: Progress
-    ) -> Data:
+        self, name: str, *, partitions: list[int] | None, force: bool, seal: bool, progress: OnProgress
+    ) -> Json:
         wanted = {"partitions": partitions, "force": force, "seal": seal}
         return self._job(_topic(name, "compact"), wanted, progress)
 
-    def plan_all(self, *, all_dirty: bool) -> Data:
+    def plan_all(self, *, all_dirty: bool) -> Json:
         return self._job("/v1/compact", {"all": all_dirty, "dry_run": True}, None)
 
-    def compact_all(self, *, all_dirty: bool, progress: Progress) -> Data:
+    def compact_all(self, *, all_dirty: bool, progress: OnProgress) -> Json:
         return self._job("/v1/compact", {"all": all_dirty}, progress)
 
-    def verify(self, name: str, *, before: int | None, after: int | None) -> Data:
+    def verify(self, name: str, *, before: int | None, after: int | None) -> Json:
         return self._job(_topic(name, "verify"), {"before": before, "after": after}, None)
 
-    def erase(self, name: str, keys: list[bytes], *, progress: Progress) -> Data:
+    def erase(self, name: str, keys: list[bytes], *, progress: OnProgress) -> Json:
         encoded = [base64.b64encode(each).decode() for each in keys]
         return self._job(_topic(name, "erase"), {"keys_base64": encoded}, progress)
 
     def make_backup(
-        self, to: str, *, keep: int | None, properties: dict[str, str], progress: Progress
-    ) -> Data:
+        self, to: str, *, keep: int | None, properties: dict[str, str], progress: OnProgress
+    ) -> Json:
         return self._job("/v1/backup", {"to": to, "keep": keep, "properties": properties}, progress)
 
-    def run_retention(self, *, dry_run: bool, topics: list[str] | None) -> Data:
+    def run_retention(self, *, dry_run: bool, topics: list[str] | None) -> Json:
         return self._job("/v1/retention", {"dry_run": dry_run, "topics": topics}, None)
 
     # ---------------------------------------------------------------------------------- WAL and records
 
-    def show_wal(self, name: str | None) -> list[Data]:
+    def show_wal(self, name: str | None) -> list[Json]:
         return self._list("/v1/wal" if name is None else f"/v1/wal?{urlencode({'topic': name})}")
 
-    def wal_damage(self, name: str) -> Data:
+    def wal_damage(self, name: str) -> Json:
         return self._get(_topic(name, "wal/damage"))
 
-    def skip_wal_damage(self, name: str) -> Data:
+    def skip_wal_damage(self, name: str) -> Json:
         return self._post(_topic(name, "wal/skip-damage"), {})
 
     @contextmanager
@@ -117,66 +120,66 @@ class Remote:
         self._list(_topic(name, "config"))
         yield _RemoteAppender(self, name)
 
-    def append(self, name: str, body: Data) -> Data:
+    def append(self, name: str, body: Json) -> Json:
         return self._post(_topic(name, "records"), body)
 
     # ------------------------------------------------------------------------------------------ sources
 
-    def connectors(self) -> list[Data]:
+    def connectors(self) -> list[Json]:
         return self._list("/v1/connectors")
 
-    def pause_connector(self, name: str) -> Data:
+    def pause_connector(self, name: str) -> Json:
         return self._post(f"/v1/connectors/{quote(name, safe='')}/pause", {})
 
-    def resume_connector(self, name: str) -> Data:
+    def resume_connector(self, name: str) -> Json:
         return self._post(f"/v1/connectors/{quote(name, safe='')}/resume", {})
 
     # ------------------------------------------------------------------------------------------- groups
 
-    def groups(self) -> list[Data]:
+    def groups(self) -> list[Json]:
         return self._list("/v1/groups")
 
-    def describe_group(self, name: str) -> Data:
+    def describe_group(self, name: str) -> Json:
         return self._get(f"/v1/groups/{quote(name, safe='')}")
 
-    def delete_group(self, name: str) -> Data:
+    def delete_group(self, name: str) -> Json:
         return self._ask("DELETE", f"/v1/groups/{quote(name, safe='')}")
 
     # --------------------------------------------------------------------------------------- the worker
 
-    def run_worker_once(self) -> Data:
+    def run_worker_once(self) -> Json:
         return self._job("/v1/worker/run", {}, None)
 
-    def status(self) -> Data:
+    def status(self) -> Json:
         return self._get("/v1/status")
 
     # ---------------------------------------------------------------------------------------------- HTTP
 
-    def _list(self, path: str) -> list[Data]:
+    def _list(self, path: str) -> list[Json]:
         with self._sent("GET", path, None, "application/json") as response:
-            found: list[Data] = _content(response)
+            found: list[Json] = _content(response)
             return found
 
-    def _get(self, path: str) -> Data:
+    def _get(self, path: str) -> Json:
         return self._ask("GET", path)
 
-    def _post(self, path: str, body: Data) -> Data:
+    def _post(self, path: str, body: Json) -> Json:
         return self._ask("POST", path, body)
 
-    def _ask(self, method: str, path: str, body: Data | None = None) -> Data:
+    def _ask(self, method: str, path: str, body: Json | None = None) -> Json:
         with self._sent(method, path, body, "application/json") as response:
-            found: Data = _content(response)
+            found: Json = _content(response)
             return found
 
-    def _job(self, path: str, body: Data, progress: Progress | None) -> Data:
+    def _job(self, path: str, body: Json, progress: OnProgress | None) -> Json:
         """Ask for something that takes long, and follow its events to the result."""
         with self._sent("POST", path, body, "text/event-stream") as response:
             if response.headers.get_content_type() != "text/event-stream":
-                found: Data = _content(response)
+                found: Json = _content(response)
                 return found
             for event, data in _events(response):
                 if event == "result":
-                    result: Data = data
+                    result: Json = data
                     return result
                 if event == "problem":
                     raise from_problem(data)
@@ -188,7 +191,7 @@ class Remote:
 
     @contextmanager
     def _sent(
-        self, method: str, path: str, body: Data | None, accept: str
+        self, method: str, path: str, body: Json | None, accept: str
     ) -> Iterator[http.client.HTTPResponse]:
         headers = {"Accept": accept, **self._authorization()}
         if method in ("POST", "PATCH"):
@@ -259,7 +262,7 @@ class _RemoteAppender:
         self.remote.append(self.name, {"records": _data(records), "partition": partition, "check_only": True})
 
 
-def _data(records: Sequence[Parsed]) -> list[Data]:
+def _data(records: Sequence[Parsed]) -> list[Json]:
     return [parsed_data(each) for each in records]
 
 

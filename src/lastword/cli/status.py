@@ -21,13 +21,13 @@ def status(session: Session) -> None:
 
     The exit code is 1 if no server is running, or it is not ready: one that is being started is not.
     """
-    found = look(session)
+    found = read_status(session)
     session.output.show(found, *_parts(found))
     if not found["ready"]:
         raise typer.Exit(1)
 
 
-def look(session: Session) -> dict[str, Any]:
+def read_status(session: Session) -> dict[str, Any]:
     from lastword.folder import running
 
     found = session.backend.status()

@@ -53,7 +53,7 @@ PLAN_AGAIN_TIMES = 5
 WAVE_BYTES = 256 << 20
 """So much goes to each task of an engine before what is done is committed."""
 
-Progress = Callable[[int, int, int, int], None]
+OnRecordsAndBytes = Callable[[int, int, int, int], None]
 """Called with records done, records in all, bytes done and bytes in all."""
 
 
@@ -202,7 +202,7 @@ class Compactor:
         exclude: Collection[tuple[str, int | None]] = (),
         last: Sequence[tuple[str, int | None]] = (),
         begin: Callable[[Sequence[tuple[str, int | None]]], None] | None = None,
-        progress: Progress | None = None,
+        progress: OnRecordsAndBytes | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CompactionReport:
         """Compact what is due, the most urgent first, but what is in `last` after all others.
@@ -636,7 +636,7 @@ def _note(report: PartitionReport) -> None:
 class _Watch:
     """Adds up the progress of all units, from the small files that tasks on this machine write."""
 
-    def __init__(self, planned: Sequence[_Planned], progress: Progress | None) -> None:
+    def __init__(self, planned: Sequence[_Planned], progress: OnRecordsAndBytes | None) -> None:
         self._progress = progress
         self._records = sum(each.plan.records for each in planned)
         self._bytes = sum(each.plan.size_bytes for each in planned)

@@ -34,7 +34,7 @@ def compact(unit: Unit) -> Outcome:
     """One stage: find and rewrite at the same time."""
     started_s = monotonic_s()
     survivors = Survivors(unit)
-    progress = Progress(unit.progress_path)
+    progress = ProgressFile(unit.progress_path)
     results = _rewrite_all(unit, survivors.masks(), progress, survivors.footers)
     return outcome(
         unit,
@@ -49,7 +49,7 @@ def rewrite_masked(unit: Unit, masks: Sequence[Mask]) -> Outcome:
     """The second of two stages: the masks are known."""
     started_s = monotonic_s()
     newest_first = reversed(list(enumerate(masks)))
-    results = _rewrite_all(unit, iter(newest_first), Progress(unit.progress_path))
+    results = _rewrite_all(unit, iter(newest_first), ProgressFile(unit.progress_path))
     return outcome(unit, results, duration_s=monotonic_s() - started_s)
 
 
@@ -100,7 +100,7 @@ def outcome(
 def _rewrite_all(
     unit: Unit,
     masks: Iterator[tuple[int, Mask]],
-    progress: Progress,
+    progress: ProgressFile,
     footers: Mapping[int, pq.FileMetaData] | None = None,
 ) -> list[Rewritten | Examined | bool]:
     """Rewrite group by group while the masks come in. True stands for a segment that was spared."""
@@ -195,7 +195,7 @@ def _spares(unit: Unit, segment: Segment, kept: int) -> bool:
     )
 
 
-class Progress:
+class ProgressFile:
     """Counts what a task has done in a small file that whoever started it reads; without a path nowhere."""
 
     def __init__(self, path: str | None) -> None:

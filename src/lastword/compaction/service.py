@@ -21,8 +21,8 @@ from lastword.compaction.engine import Engine
 from lastword.compaction.job import (
     CompactionReport,
     Compactor,
+    OnRecordsAndBytes,
     PartitionReport,
-    Progress,
     topic_failed,
 )
 from lastword.compaction.target import Target
@@ -59,7 +59,7 @@ class CompactionRequest:
     """Topics and partitions that are compacted after all others, each by itself, in this order."""
     begin: Callable[[Sequence[tuple[str, int | None]]], None] | None = None
     """Called with what is compacted next."""
-    progress: Progress | None = None
+    progress: OnRecordsAndBytes | None = None
     stop: Callable[[], bool] = lambda: False
 
 

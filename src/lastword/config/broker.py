@@ -20,7 +20,7 @@ from lastword.config.topic import (
     build,
     check_topic_config,
     check_topic_setting,
-    settle,
+    effective_settings,
 )
 from lastword.config.values import WalSync
 from lastword.errors import InvalidConfigError
@@ -162,7 +162,7 @@ class BrokerConfig:
 
     def resolve(self, topic: str, own: Mapping[str, str]) -> TopicSettings:
         """What holds for a topic with these settings of its own, or an error if they contradict each other."""
-        return build(self._settle(topic, own), where=f"topic {topic}")
+        return build(self._effective(topic, own), where=f"topic {topic}")
 
     def explain(self, topic: str | None = None, own: Mapping[str, str] = _NOTHING) -> list[EffectiveSetting]:
         """Every setting with its source: those of a topic, or that topics inherit, then the broker's.
@@ -170,9 +170,9 @@ class BrokerConfig:
         Settings that contradict each other are shown as they are. Secrets are masked.
         """
         if topic is None:
-            effective = settle([Level("broker", _topic_level(self._contents.broker))])
+            effective = effective_settings([Level("broker", _topic_level(self._contents.broker))])
         else:
-            effective = self._settle(topic, own)
+            effective = self._effective(topic, own)
         return [
             *effective.values(),
             *_broker_settings(self._contents),
@@ -181,13 +181,15 @@ class BrokerConfig:
             *_default_config(self._contents.topic_default_config),
         ]
 
-    def _settle(self, topic: str, own: Mapping[str, str]) -> dict[str, EffectiveSetting]:
+    def _effective(self, topic: str, own: Mapping[str, str]) -> dict[str, EffectiveSetting]:
         if is_internal(topic):
-            return settle([Level("internal", {key: Given(text) for key, text in INTERNAL_CONFIG.items()})])
+            return effective_settings(
+                [Level("internal", {key: Given(text) for key, text in INTERNAL_CONFIG.items()})]
+            )
         checked = check_topic_config(own, where=f"topic {topic}")
         level = Level("topic", {key: Given(text) for key, text in checked.items()})
         namespace, _ = split_name(topic)
-        return settle([level, *_inherited(self._contents, namespace)])
+        return effective_settings([level, *_inherited(self._contents, namespace)])
 
 
 def _sort(entries: Iterable[Entry]) -> _Contents:
@@ -281,8 +283,11 @@ def _check_levels(contents: _Contents, *, where: str) -> None:
     for namespace in (DEFAULT_NAMESPACE, *contents.namespaces):
         inherited = list(_inherited(contents, namespace))
         place = f"{where}: topics of namespace {namespace}"
-        build(settle(inherited), where=place)
-        build(settle([created, *inherited]), where=f"{where}: auto-created topics of namespace {namespace}")
+        build(effective_settings(inherited), where=place)
+        build(
+            effective_settings([created, *inherited]),
+            where=f"{where}: auto-created topics of namespace {namespace}",
+        )
 
 
 def _check_session_timeouts(contents: _Contents, *, where: str) -> None:

@@ -96,7 +96,7 @@ def check_topic_setting(key: str, raw: object, *, where: str) -> str:
     return setting.canonical(raw, where=where)
 
 
-def settle(levels: Iterable[Level]) -> dict[str, EffectiveSetting]:
+def effective_settings(levels: Iterable[Level]) -> dict[str, EffectiveSetting]:
     """The value of every topic setting: from the first level that gives it, else the default."""
     effective = {
         setting.key: EffectiveSetting(key=setting.key, value=setting.default or "", source="default")

@@ -36,7 +36,7 @@ import numpy as np
 import pyarrow as pa
 
 from lastword import batch
-from lastword.batch.partitioner import Turns, partitions_of
+from lastword.batch.partitioner import RoundRobin, partitions_of
 from lastword.connect.protocol import Chunk, Position, SourceRecord
 from lastword.connect.target import Target
 from lastword.errors import (
@@ -91,7 +91,7 @@ class Appender:
         self._sink = f"{SINK_OF_SOURCE}{source}"
         self._source = source
         self._connector = connector
-        self._turns = Turns()
+        self._turns = RoundRobin()
         self._looked: set[tuple[UUID, int]] = set()
         self._last = self._load()
         if self._last.connector not in ("", connector):

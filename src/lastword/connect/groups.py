@@ -26,15 +26,15 @@ from lastword.record import NewRecord
 
 TIMEOUT_S: Final = 15.0
 
-Place = tuple[str, int]
+TopicPartition = tuple[str, int]
 """A topic and a partition."""
-Offsets = Mapping[Place, GroupOffset]
+Offsets = Mapping[TopicPartition, GroupOffset]
 
 
 class _Keeper(Protocol):
     """Who keeps the groups' offsets."""
 
-    def committed(self, group: str) -> dict[Place, int]: ...
+    def committed(self, group: str) -> dict[TopicPartition, int]: ...
 
     def commit(self, group: str, offsets: Offsets) -> bool:
         """False if the group is in use."""
@@ -55,7 +55,7 @@ class TargetGroups:
         keeper = self._opened()
         written = self._load().setdefault(group, {})
         there = keeper.committed(group)
-        changed: dict[Place, GroupOffset] = {}
+        changed: dict[TopicPartition, GroupOffset] = {}
         own = 0
         extents = {topic: self._target.topic(topic).extents() for topic, _ in offsets}
         for place, given in offsets.items():
@@ -107,7 +107,7 @@ class _Server:
 
         self._admin: Any = AdminClient({"bootstrap.servers": address})
 
-    def committed(self, group: str) -> dict[Place, int]:
+    def committed(self, group: str) -> dict[TopicPartition, int]:
         from lastword.connect.kafka.offsets import committed_offsets
 
         found = committed_offsets(self._admin, group, who="The server")
@@ -148,7 +148,7 @@ class _InternalTopic:
     def __init__(self, log: Log) -> None:
         self._log = log
 
-    def committed(self, group: str) -> dict[Place, int]:
+    def committed(self, group: str) -> dict[TopicPartition, int]:
         saved = self._replay(group)
         return {
             (each.topic, key.partition): each.offset
@@ -191,6 +191,6 @@ class _InternalTopic:
             return False
 
 
-def _key(target: Target, place: Place) -> str:
+def _key(target: Target, place: TopicPartition) -> str:
     topic, partition = place
     return f"{target.topic(topic).id.hex}/{partition}"

@@ -22,7 +22,7 @@ _COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePosition:
     """A file as it was found."""
 
     path: Path
@@ -44,7 +44,7 @@ def find(path: Path, inode: int) -> Path | None:
     return next((each.path for each in _beside(path) if each.inode == inode), None)
 
 
-def following(path: Path, inode: int) -> Place | None:
+def following(path: Path, inode: int) -> FilePosition | None:
     """The file after the one of an inode: the next that was rotated, else the one that is being written.
 
     None if that one is not there yet. Whoever opens it looks at the inode again: it may have been rotated meanwhile.
@@ -62,7 +62,7 @@ def following(path: Path, inode: int) -> Place | None:
     return min(later, key=order.__getitem__) if later else newest
 
 
-def _beside(path: Path) -> list[Place]:
+def _beside(path: Path) -> list[FilePosition]:
     found = []
     for each in [path, *sorted(path.parent.glob(f"{_literal(path.name)}?*"))]:
         try:
@@ -73,16 +73,16 @@ def _beside(path: Path) -> list[Place]:
     return found
 
 
-def _place(path: Path) -> Place:
+def _place(path: Path) -> FilePosition:
     found = path.stat()
-    return Place(path, found.st_ino, found.st_mtime_ns)
+    return FilePosition(path, found.st_ino, found.st_mtime_ns)
 
 
 def _literal(name: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", name)
 
 
-def _rank(path: Path, rotated: Place) -> tuple[int, int, str] | None:
+def _rank(path: Path, rotated: FilePosition) -> tuple[int, int, str] | None:
     """What rotated files are put in order by; None if it has not the name of one."""
     suffix = _COMPRESSED.sub("", rotated.path.name[len(path.name) :])
     if counted := _COUNTED.fullmatch(suffix):

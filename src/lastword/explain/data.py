@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from lastword.explain.model import VALUE_BYTES, ExplainedRecord, Explanation, PartitionExplanation
-from lastword.record_json import json_bytes
-
-Data = dict[str, Any]
+from lastword.record_json import Json, json_bytes
 
 
-def explanation_data(explanation: Explanation) -> Data:
+def explanation_data(explanation: Explanation) -> Json:
     following = explanation.next
     return {
         "topic": explanation.topic,
@@ -23,7 +20,7 @@ def explanation_data(explanation: Explanation) -> Data:
     }
 
 
-def _partition_data(explained: PartitionExplanation) -> Data:
+def _partition_data(explained: PartitionExplanation) -> Json:
     return {
         "partition": explained.partition,
         "log_start": explained.log_start,
@@ -38,7 +35,7 @@ def _partition_data(explained: PartitionExplanation) -> Data:
     }
 
 
-def record_data(record: ExplainedRecord) -> Data:
+def record_data(record: ExplainedRecord) -> Json:
     """A record and its verdict. Of a long value there is only the beginning; `value_bytes` is its size."""
     verdict = record.verdict
     return {

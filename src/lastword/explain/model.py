@@ -46,7 +46,7 @@ Wait = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RecordLocation:
     """Where a record is: the kind of file, its name or address, and the offsets that it spans."""
 
     kind: PlaceKind
@@ -85,7 +85,7 @@ class ExplainedRecord:
     value_bytes: int | None
     is_tombstone: bool
     is_hidden: bool
-    place: Place
+    place: RecordLocation
     verdict: Verdict
     reason: str
     """The verdict in words."""

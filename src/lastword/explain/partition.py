@@ -28,7 +28,7 @@ from lastword.compaction.unit import Unit
 from lastword.config import TopicSettings
 from lastword.explain import words
 from lastword.explain.contest import Found, contest, spared
-from lastword.explain.look import Look, PlacedSegment, Sealing, look
+from lastword.explain.inspect_partition import InspectedPartition, PlacedSegment, Sealing, inspect_partition
 from lastword.explain.model import VALUE_BYTES, ExplainedRecord, PartitionExplanation, Run
 from lastword.explain.verdict import Facts, RunFacts, verdict
 from lastword.reading.reader import PartitionReader
@@ -126,7 +126,7 @@ def _explain(
     watch: Callable[[Unit], None],
 ) -> PartitionExplanation:
     settings = known.settings
-    looked = look(
+    looked = inspect_partition(
         table,
         snapshot,
         partition,
@@ -190,7 +190,9 @@ def _explain(
 # ------------------------------------------------------------------------------------------- choosing records
 
 
-def _choose(files: SegmentFiles, looked: Look, question: Question) -> tuple[list[_Row], int | None]:
+def _choose(
+    files: SegmentFiles, looked: InspectedPartition, question: Question
+) -> tuple[list[_Row], int | None]:
     """The records that are asked about, and where those go on that were left out."""
     found: list[_Row] = []
     for placed in looked.segments:
@@ -257,7 +259,7 @@ def _rows(
 
 
 def _verdicts(
-    files: SegmentFiles, looked: Look, rows: Sequence[_Row], run: RunFacts, known: Known
+    files: SegmentFiles, looked: InspectedPartition, rows: Sequence[_Row], run: RunFacts, known: Known
 ) -> Iterator[ExplainedRecord]:
     if not rows:
         return
@@ -332,7 +334,7 @@ def _narrowed(unit: Unit, rows: Sequence[_Row]) -> Unit:
 
 def _last_winners(
     files: SegmentFiles,
-    looked: Look,
+    looked: InspectedPartition,
     rows: Sequence[_Row],
     run: RunFacts,
     keys: Sequence[bytes],
@@ -372,7 +374,7 @@ def _last_winners(
 class _Ready:
     """From when on records may be compacted, by their offsets."""
 
-    def __init__(self, looked: Look, settings: TopicSettings) -> None:
+    def __init__(self, looked: InspectedPartition, settings: TopicSettings) -> None:
         self._segments = looked.segments
         self._first_offsets = [each.segment.first_offset for each in looked.segments]
         self._times_ms = planning.compactable_from(looked.all, settings)

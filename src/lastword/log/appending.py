@@ -40,7 +40,7 @@ def append_batches(
             break
     for partition, span in list(offsets.items()):
         try:
-            writers[partition].settle(span.stop)
+            writers[partition].wait_durable(span.stop)
         except LastwordError as error:
             failed = failed or error
             del offsets[partition]
@@ -68,7 +68,7 @@ def append_produced(
     (result,) = writer.stage_produced([Produced(header, bytearray(data), _append_time_ms(limits), None)])
     if isinstance(result, InvalidRecordError):
         raise result
-    writer.settle(result.end_offset)
+    writer.wait_durable(result.end_offset)
     check_owned()
     if not result.is_duplicate:
         metrics.RECORDS_APPENDED.labels(topic).inc(header.record_count)

@@ -16,7 +16,7 @@ from lastword.errors import LastwordError, UnknownTopicError
 from lastword.folder import intents, leases
 from lastword.folder.intents import Intent
 from lastword.folder.leases import LeaseKeeper
-from lastword.log.measuring import Measures, look
+from lastword.log.measuring import Measures, measure_topic
 from lastword.log.topics import Topics, warned
 from lastword.maintenance import retention
 from lastword.maintenance.lanes import Lane
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lastword.log.worker import RetentionStep
     from lastword.maintenance.erase import EraseReport
     from lastword.maintenance.verify import VerifyReport
-    from lastword.maintenance.worker_state import Turns
+    from lastword.maintenance.worker_state import TopicOrder
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Jobs:
         dry_run: bool,
         topics: Iterable[str] | None,
         steps: Iterable[RetentionStep],
-        turns: Turns | None,
+        turns: TopicOrder | None,
         stop: Callable[[], bool],
     ) -> MaintenanceReport:
         """One round of retention for all topics, or some."""
@@ -197,7 +197,8 @@ class Jobs:
         now_ms = self._clock.now_ms()
         visited = self._topics.visit(
             lambda name: look_again(
-                lambda: look(self._topics.get(name), self._topics.load(name), now_ms), f"Topic {name!r}"
+                lambda: measure_topic(self._topics.get(name), self._topics.load(name), now_ms),
+                f"Topic {name!r}",
             )
         )
         self._measures.take(visited.found.values(), names=[*visited.found, *visited.problems])

@@ -69,7 +69,7 @@ class Deletion:
 class Lifecycle:
     """Creates and deletes the tables of a data folder's topics, and everything else that carries a topic's id.
 
-    One thread at a time calls `create`, `delete` and `settle`; another one may call `clean` meanwhile.
+    One thread at a time calls `create`, `delete` and `drop`; another one may call `clean` meanwhile.
     """
 
     def __init__(self, data_folder: Path, catalog: SegmentCatalog, clock: Clock) -> None:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from lastword.maintenance.backup.make import BackupReport
     from lastword.maintenance.erase import EraseReport
     from lastword.maintenance.verify import VerifyReport
-    from lastword.maintenance.worker_state import Place, Turns
+    from lastword.maintenance.worker_state import TopicOrder, TopicOrPartition
     from lastword.segments.catalog import SegmentCatalog
 
 T = TypeVar("T")
@@ -332,7 +332,7 @@ class Log:
         dry_run: bool = False,
         topics: Iterable[str] | None = None,
         steps: Iterable[RetentionStep] = ("retention", "delete", "expire", "collect"),
-        turns: Turns | None = None,
+        turns: TopicOrder | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> MaintenanceReport:
         """One round for all topics, or some: retention, WAL retention, expiry of snapshots, collection of files.
@@ -352,9 +352,9 @@ class Log:
         seal: bool = False,
         asked_for: bool = False,
         force: bool = False,
-        exclude: Collection[Place] = (),
-        last: Sequence[Place] = (),
-        begin: Callable[[Sequence[Place]], None] | None = None,
+        exclude: Collection[TopicOrPartition] = (),
+        last: Sequence[TopicOrPartition] = (),
+        begin: Callable[[Sequence[TopicOrPartition]], None] | None = None,
         progress: Callable[[int, int, int, int], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CompactionReport:
@@ -432,7 +432,7 @@ class Log:
         the bytes done and those there are; `stop` is asked between files.
         """
         from lastword.maintenance.backup.make import Origin, make
-        from lastword.maintenance.backup.place import open_place
+        from lastword.maintenance.backup.store import open_store
 
         self._check_open()
         known = identity.load(self.path)
@@ -445,7 +445,7 @@ class Log:
             leases=self._leases,
             clock=self._clock,
         )
-        place = open_place(to, {**io_properties(self.config.catalog), **(properties or {})})
+        place = open_store(to, {**io_properties(self.config.catalog), **(properties or {})})
         return make(origin, place, keep=keep, progress=progress, stop=stop)
 
     def worker(self) -> Worker:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lastword.segments.table import SegmentTable
 
 
-Look: TypeAlias = "dict[Gauge, dict[tuple[str, ...], float]]"
+Measurements: TypeAlias = "dict[Gauge, dict[tuple[str, ...], float]]"
 """What was found of a topic: the values of gauges, by their labels."""
 
 
@@ -27,7 +27,7 @@ class Measures:
         self._set: dict[Gauge, set[tuple[str, ...]]] = {}
         self._names: set[str] = set()
 
-    def take(self, looks: Iterable[Look], *, names: Iterable[str]) -> None:
+    def take(self, looks: Iterable[Measurements], *, names: Iterable[str]) -> None:
         """Export what was found of the topics. `names` are all that there are, those that can't be read too."""
         found: dict[Gauge, dict[tuple[str, ...], float]] = defaultdict(dict)
         for each in looks:
@@ -46,9 +46,9 @@ class Measures:
         self._names = there
 
 
-def look(topic: Topic, table: SegmentTable, now_ms: int) -> Look:
+def measure_topic(topic: Topic, table: SegmentTable, now_ms: int) -> Measurements:
     """Return what there is to export of a topic."""
-    found: Look = defaultdict(dict)
+    found: Measurements = defaultdict(dict)
     settings, name = topic.settings, topic.name
     snapshot = table.snapshot()
     wals = topic.local_wals()

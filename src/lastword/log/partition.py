@@ -179,7 +179,7 @@ class Partition:
 
     def local_wal(self, snapshot: Snapshot) -> deleter.LocalWal | None:
         """Its WAL's files as the deleter sees them; None if it has none yet."""
-        return deleter.look(
+        return deleter.local_wal(
             self._shared.topic,
             self.number,
             self.folder,

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pyarrow as pa
 
-from lastword.batch.partitioner import Turns, partition_of, partitions_of
+from lastword.batch.partitioner import RoundRobin, partition_of, partitions_of
 from lastword.errors import InvalidRecordError, UnknownPartitionError
 
 
@@ -25,7 +25,7 @@ class Router:
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
-        self._turns = Turns()
+        self._turns = RoundRobin()
         self._lock = threading.Lock()
 
     def route(self, key: bytes | None, given: int | None, partitions: int) -> int:

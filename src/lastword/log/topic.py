@@ -502,12 +502,12 @@ class Topic:
 
     # --------------------------------------------------------------------------------------- maintenance
 
-    def seal(self, *, progress: tiering.Progress | None = None) -> SealReport:
+    def seal(self, *, progress: tiering.OnBytes | None = None) -> SealReport:
         """Roll the WAL and commit everything in it as sealed segments."""
         return self._seal(progress, due_only=False)
 
     def seal_rolled(
-        self, *, progress: tiering.Progress | None = None, stop: Callable[[], bool] = lambda: False
+        self, *, progress: tiering.OnBytes | None = None, stop: Callable[[], bool] = lambda: False
     ) -> SealReport:
         """Roll what is due by the settings, and commit what is rolled. `stop` is asked between two files."""
         return self._seal(progress, due_only=True, stop=stop)
@@ -638,7 +638,7 @@ class Topic:
 
     def _seal(
         self,
-        progress: tiering.Progress | None,
+        progress: tiering.OnBytes | None,
         *,
         due_only: bool,
         stop: Callable[[], bool] = lambda: False,

@@ -99,7 +99,7 @@ class Topics:
                 topic = self._looked_at_again(topic)
             if topic is None:
                 if self._writes:
-                    self._settle_deletions(name)
+                    self._decide_deletions(name)
                 topic = self.open(name)
                 self._opened[name] = topic
                 self._undecided.discard(name)
@@ -109,7 +109,7 @@ class Topics:
         """Create a topic, and open it."""
         _check_partition_count(name, partitions)
         with self.lock:
-            self._settle_deletions()
+            self._decide_deletions()
             check_new_topic_name(name, self._catalog.list())
             self._config.resolve(name, own)
             self._lifecycle.create(TopicInfo(name=name, id=new_uuid(), partitions=partitions, config=own))
@@ -319,7 +319,7 @@ class Topics:
     def delete(self, name: str, topic_id: UUID | None) -> None:
         """Delete a topic with everything that belongs to it; with `topic_id` only if it is still that one."""
         with self.lock:
-            self._settle_deletions(name)
+            self._decide_deletions(name)
             self._check_own_if_unreadable(name)
             try:
                 deletion = self._lifecycle.delete(name, topic_id)
@@ -388,16 +388,16 @@ class Topics:
                         raise foreign_error(state.snapshot.topic) from error
                     return
 
-    def _settle_deletions(self, name: str | None = None) -> None:
+    def _decide_deletions(self, name: str | None = None) -> None:
         """Find out which deletions are decided, and make their names free. An error of `name` is raised."""
         for deletion in self._lifecycle.deletions():
             if deletion.name == name:
-                self._settle(deletion)
+                self._drop_if_decided(deletion)
             else:
                 with warned("the deletion of a topic is not done yet and is tried again"):
-                    self._settle(deletion)
+                    self._drop_if_decided(deletion)
 
-    def _settle(self, deletion: Deletion) -> bool:
+    def _drop_if_decided(self, deletion: Deletion) -> bool:
         """Whether the topic of a deletion is gone. What was withdrawn is a topic like any other."""
         with self.lock:
             if not self._lifecycle.is_decided(deletion):
@@ -417,7 +417,7 @@ class Topics:
                 self._finish_deletion(deletion)
 
     def _finish_deletion(self, deletion: Deletion) -> None:
-        if self._settle(deletion):
+        if self._drop_if_decided(deletion):
             with self._cleaning_lock:
                 self._lifecycle.clean(deletion)
 

@@ -36,9 +36,9 @@ from lastword.folder.locks import Role, RoleLock
 from lastword.maintenance.worker_state import (
     FailingCompaction,
     JobStatus,
-    Place,
     StatusKeeper,
-    Turns,
+    TopicOrder,
+    TopicOrPartition,
     WorkerStatus,
     load_status,
 )
@@ -249,7 +249,7 @@ class Worker:
         return wait_ms
 
     def _seal(self) -> None:
-        turns = Turns(self._keeper, "seal")
+        turns = TopicOrder(self._keeper, "seal")
         now_ms = self._clock.now_ms()
 
         def seal(name: str) -> list[str]:
@@ -320,7 +320,7 @@ class Worker:
                 )
             self._keeper.put_down(tried, all_of_it=not self._stop.is_set())
 
-    def compacted(self, done: Collection[Place]) -> None:
+    def compacted(self, done: Collection[TopicOrPartition]) -> None:
         """Somebody has compacted these by hand: they, and their topics as a whole, fail no longer."""
         topics = {topic for topic, _ in done}
         with self._keeper.lock:
@@ -334,7 +334,7 @@ class Worker:
 
     def _retain(self, step: RetentionStep) -> None:
         # The deleter looks at all topics before it removes anything, oldest files first.
-        turns = None if step == "delete" else Turns(self._keeper, step)
+        turns = None if step == "delete" else TopicOrder(self._keeper, step)
         report = self._log.run_retention(steps=[step], turns=turns, stop=self._stop.is_set)
         if report.problems:
             raise _PartlyDoneError("; ".join(f"{topic}: {what}" for topic, what in report.problems))

@@ -35,7 +35,7 @@ from lastword.folder.identity import Identity
 from lastword.folder.locks import Role, RoleLock
 from lastword.folder.paths import OWNED_FILE, wal_folder
 from lastword.folder.steps import reached
-from lastword.maintenance.relocating import recognized, settle
+from lastword.maintenance.relocating import confirm_identity, recognized
 from lastword.segments.model import Owner, OwnerLook, TopicInfo
 from lastword.segments.storage import Storage
 
@@ -78,7 +78,7 @@ class Ownership:
     @classmethod
     def of_writer(cls, storage: Storage, clock: Clock) -> Ownership:
         """For an opening for writing; the caller has the writer's role."""
-        known = settle(storage, clock)
+        known = confirm_identity(storage, clock)
         return cls(storage, _next_incarnation(storage.folder, known) if storage.is_shared else known)
 
     @classmethod

@@ -61,14 +61,14 @@ class Relocation:
 
 def check(storage: Storage, *, writes: bool) -> None:
     """Raise if a folder may not be opened where it is: a copy never, a moved one only to be relocated."""
-    known, found = look(storage)
+    known, found = inspect_folder(storage)
     if found is Standing.COPY:
         raise identity.copy_error(storage.folder, known.path)
     if found is Standing.MOVED and not writes:
         raise identity.moved_error(storage.folder, known.path)
 
 
-def look(storage: Storage) -> tuple[Identity, Standing]:
+def inspect_folder(storage: Storage) -> tuple[Identity, Standing]:
     """The identity of a folder, and how it stands to it. One of the first version has none: its tables tell."""
     known = identity.load(storage.folder)
     if known is not None:
@@ -85,13 +85,13 @@ def look(storage: Storage) -> tuple[Identity, Standing]:
     return replace(fresh, path=str(original)), Standing.COPY if is_there else Standing.MOVED
 
 
-def settle(storage: Storage, clock: Clock) -> Identity:
+def confirm_identity(storage: Storage, clock: Clock) -> Identity:
     """The identity of a folder that is being opened for writing, whose caller is its writer.
 
     A new folder, and one of the first version, gets one. One that was moved with everything that belongs to it is
     relocated.
     """
-    known, found = look(storage)
+    known, found = inspect_folder(storage)
     match found:
         case Standing.HOME if known.becoming is None:
             return known
@@ -134,7 +134,7 @@ def recognized(storage: Storage, clock: Clock, *, create: bool = False) -> Ident
 
 def plan(storage: Storage, *, as_copy: bool = False) -> Relocation:
     """What `relocate` would do. Nothing is changed."""
-    known, found = look(storage)
+    known, found = inspect_folder(storage)
     if found is Standing.UNKNOWN:
         raise InvalidError(
             f"{storage.folder} has no identity yet, and its tables are where they say: there is nothing to relocate."
@@ -176,7 +176,7 @@ def relocate(
         planned = plan(storage, as_copy=as_copy)
         if planned.standing is Standing.HOME:
             return planned
-        known, _ = look(storage)
+        known, _ = inspect_folder(storage)
         new_id = _id_to_be(storage.folder, known) if planned.standing is Standing.COPY else None
         return _execute(storage, known, clock, new_id=new_id)
 

@@ -50,7 +50,7 @@ COMMIT_S = 5.0
 THREADS = min(4, os.cpu_count() or 1)
 """So many files are written at a time. Each needs the memory of a row group or two."""
 
-Progress = Callable[[int, int], None]
+OnBytes = Callable[[int, int], None]
 """Called with the WAL bytes done and the WAL bytes in all."""
 
 
@@ -136,7 +136,7 @@ def seal(
     *,
     leases: LeaseKeeper,
     codec: Codec = "zstd",
-    progress: Progress | None = None,
+    progress: OnBytes | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> SealReport:
     """Seal every rolled WAL file of a topic; `folders` are its partitions' WAL folders, by partition.

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 TURNS_SAVED_EVERY_S = 1.0
 
-Place = tuple[str, int | None]
+TopicOrPartition = tuple[str, int | None]
 """A topic and a partition of it; None: the whole topic."""
 
 
@@ -49,7 +49,7 @@ class FailingCompaction:
     retry_ms: int
 
     @property
-    def place(self) -> Place:
+    def place(self) -> TopicOrPartition:
         return self.topic, self.partition
 
 
@@ -65,9 +65,9 @@ class WorkerStatus:
     """What erasures that were asked for could not remove so far, and why."""
     turns: dict[str, dict[str, int]] = field(default_factory=dict)
     """For each job the topics that have had a turn, with numbers that rise."""
-    in_hand: list[Place] = field(default_factory=list)
+    in_hand: list[TopicOrPartition] = field(default_factory=list)
     """What is being compacted."""
-    interrupted: list[Place] = field(default_factory=list)
+    interrupted: list[TopicOrPartition] = field(default_factory=list)
     """What was being compacted when a worker was killed, and has not been since; the longest ago first."""
 
 
@@ -123,13 +123,13 @@ class StatusKeeper:
 
     # --------------------------------------------------------------------------------------- compaction
 
-    def take_in_hand(self, places: Sequence[Place]) -> None:
+    def take_in_hand(self, places: Sequence[TopicOrPartition]) -> None:
         """Note what is compacted next: if the worker is killed now, that has had its turn."""
         with self.lock:
             self.status.in_hand = list(places)
             self.save()
 
-    def put_down(self, done: Iterable[Place], *, all_of_it: bool) -> None:
+    def put_down(self, done: Iterable[TopicOrPartition], *, all_of_it: bool) -> None:
         """A run has ended, with `all_of_it` after everything that was due."""
         with self.lock:
             self.status.in_hand = []
@@ -139,7 +139,7 @@ class StatusKeeper:
             )
 
 
-class Turns:
+class TopicOrder:
     """Whose turn it is in one job over all topics: the one that has waited longest. Kept over restarts."""
 
     def __init__(self, keeper: StatusKeeper, job: str) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lastword.operations.compaction import Stop, never
-from lastword.operations.topics import Data, Progress, no_progress
+from lastword.operations.topics import OnProgress, no_progress
+from lastword.record_json import Json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,9 +22,9 @@ def make_backup(
     *,
     keep: int | None = None,
     properties: Mapping[str, str] | None = None,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
     stop: Stop = never,
-) -> Data:
+) -> Json:
     """Back up a log. No role is needed: it may be open for reading only."""
     report = log.backup(
         to,
@@ -45,7 +46,7 @@ def make_backup(
     }
 
 
-def list_backups(place: str, *, properties: Mapping[str, str] | None = None) -> Data:
+def list_backups(place: str, *, properties: Mapping[str, str] | None = None) -> Json:
     """The backups at a place, oldest first."""
     from lastword.maintenance.backup.restoring import backups
 
@@ -61,8 +62,8 @@ def restore_backup(
     warehouse: str | None,
     config: Path | None,
     properties: Mapping[str, str] | None,
-    progress: Progress = no_progress,
-) -> Data:
+    progress: OnProgress = no_progress,
+) -> Json:
     """Make a log of a backup."""
     from lastword.maintenance.backup.restoring import restore
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from lastword.errors import UnknownPartitionError
 from lastword.operations.describing import unsealed_records
 from lastword.operations.text import age
-from lastword.operations.topics import Data, Progress, no_progress
-from lastword.record_json import json_bytes, snapshot_id_text
+from lastword.operations.topics import OnProgress, no_progress
+from lastword.record_json import Json, json_bytes, snapshot_id_text
 
 if TYPE_CHECKING:
     from lastword.compaction.job import CompactionReport, PartitionReport
@@ -43,7 +43,7 @@ def never() -> bool:
 
 def plan_topic(
     log: Log, name: str, *, partitions: Sequence[int] | None = None, force: bool = False, seal: bool = True
-) -> Data:
+) -> Json:
     """What `compact_topic` would do. Nothing is locked or changed."""
     topic = log.topic(name)
     _check_partitions(topic, partitions)
@@ -64,9 +64,9 @@ def compact_topic(
     partitions: Sequence[int] | None = None,
     force: bool = False,
     seal: bool = True,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
     stop: Stop = never,
-) -> Data:
+) -> Json:
     """Compact a topic whatever its dirty ratio is. Needs maintenance."""
     topic = log.topic(name)
     _check_partitions(topic, partitions)
@@ -92,20 +92,20 @@ def compact_topic(
     }
 
 
-def plan_all(log: Log, *, all_dirty: bool) -> Data:
+def plan_all(log: Log, *, all_dirty: bool) -> Json:
     """What `compact_all` would do. Nothing is locked or changed."""
     plans = log.plan_compaction(asked_for=all_dirty)
     return {"dry_run": True, "partitions": [_plan_data(plan) for plan in plans]}
 
 
-def compact_all(log: Log, *, all_dirty: bool, progress: Progress = no_progress, stop: Stop = never) -> Data:
+def compact_all(log: Log, *, all_dirty: bool, progress: OnProgress = no_progress, stop: Stop = never) -> Json:
     """Compact what is due in all topics, or whatever is dirty. Needs maintenance."""
     return _report_data(
         log.compact(asked_for=all_dirty, progress=lambda *numbers: progress("compact", *numbers), stop=stop)
     )
 
 
-def verify(log: Log, name: str, *, before: int | None = None, after: int | None = None) -> Data:
+def verify(log: Log, name: str, *, before: int | None = None, after: int | None = None) -> Json:
     """Prove on Spark that compaction lost nothing between two snapshots. Nothing is changed."""
     report = log.verify(name, before=before, after=after)
     return {
@@ -128,7 +128,7 @@ def verify(log: Log, name: str, *, before: int | None = None, after: int | None 
     }
 
 
-def erase(log: Log, name: str, keys: Iterable[bytes], *, progress: Progress = no_progress) -> Data:
+def erase(log: Log, name: str, keys: Iterable[bytes], *, progress: OnProgress = no_progress) -> Json:
     """Remove every record of some keys for good. Needs maintenance."""
     report = log.erase(name, keys, progress=lambda done, total: progress("erase", done, total))
     return {"erased": not report.left, **asdict(report), "left": list(report.left)}
@@ -171,7 +171,7 @@ def _nothing_to_compact(topic: Topic, partitions: Sequence[int] | None) -> str:
     return f"nothing in {topic.name} is dirty: everything that is sealed has been compacted."
 
 
-def _plan_data(plan: PartitionPlan) -> Data:
+def _plan_data(plan: PartitionPlan) -> Json:
     return {
         "topic": plan.topic,
         "partition": plan.partition,
@@ -187,7 +187,7 @@ def _plan_data(plan: PartitionPlan) -> Data:
     }
 
 
-def _report_data(report: CompactionReport) -> Data:
+def _report_data(report: CompactionReport) -> Json:
     partitions = [_partition_data(each) for each in report.partitions]
     done = [each for each in partitions if each["problem"] is None]
     return {
@@ -207,7 +207,7 @@ def _partition_data(report: PartitionReport) -> dict[str, Any]:
     }
 
 
-def _snapshot_data(snapshot: Snapshot, records: int) -> Data:
+def _snapshot_data(snapshot: Snapshot, records: int) -> Json:
     return {
         "snapshot_id": snapshot_id_text(snapshot.id),
         "committed_ms": snapshot.committed_ms,

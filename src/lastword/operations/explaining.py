@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lastword.operations.topics import Data
+from lastword.record_json import Json
 
 if TYPE_CHECKING:
     from lastword.explain import Run
@@ -21,7 +21,7 @@ def explain(
     limit: int | None = 100,
     run: Run = "asked for",
     seal: bool = True,
-) -> Data:
+) -> Json:
     """Where records are, and what the next compaction does to them. Nothing is locked or changed."""
     from lastword.explain.data import explanation_data
 

@@ -30,7 +30,7 @@ from lastword.reading.timetravel import AsOf, View
 from lastword.record import Record
 from lastword.segments.rows import to_records
 
-Place = Mapping[int, int]
+Offsets = Mapping[int, int]
 """By partition an offset: the first one behind the place."""
 Times = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Offsets and times in milliseconds (-1: none), in offset order."""
@@ -49,9 +49,9 @@ class RecordPage:
     newer: int | None
     """How many of them come before the first of the page."""
     records: tuple[Record, ...]
-    before: Place | None
+    before: Offsets | None
     """The place before which the next page is, if there are older records."""
-    since: Place | None
+    since: Offsets | None
     """The place from which on the page before is, if there are newer records."""
 
 
@@ -61,8 +61,8 @@ def record_page(
     partition: int | None = None,
     key: bytes | None = None,
     as_of: AsOf | None = None,
-    before: Place | None = None,
-    since: Place | None = None,
+    before: Offsets | None = None,
+    since: Offsets | None = None,
     limit: int,
     max_bytes: int,
 ) -> RecordPage:
@@ -89,8 +89,8 @@ def place_of_time(topic: Topic, time_ms: int) -> dict[int, int]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
     key: bytes | None
-    before: Place | None
-    since: Place | None
+    before: Offsets | None
+    since: Offsets | None
     limit: int
     max_bytes: int
 
@@ -212,7 +212,7 @@ class _Walk:
     def take(self) -> int:
         """Take the next record."""
         offset, _ = self._found.popleft()
-        self._settle()
+        self._note_next()
         return offset
 
     def open(self) -> None:
@@ -220,7 +220,7 @@ class _Walk:
         for offsets, times_ms in self._times:
             self._add(offsets.tolist(), times_ms.tolist())
             if self._found:
-                self._settle()
+                self._note_next()
                 return
         self._next_file()
 
@@ -233,7 +233,7 @@ class _Walk:
             )
             self._found.append((offset, self._last_ms))
 
-    def _settle(self) -> None:
+    def _note_next(self) -> None:
         self.is_known = bool(self._found)
         self.time_ms = self._found[0][1] if self._found else self._bound_ms
 
@@ -289,7 +289,7 @@ def _times_of(records: pa.RecordBatch) -> Times:
 # ----------------------------------------------------------------------------------------------- counting
 
 
-def _count(sources: Sequence[Source], low: Place, high: Place) -> tuple[int | None, int | None]:
+def _count(sources: Sequence[Source], low: Offsets, high: Offsets) -> tuple[int | None, int | None]:
     """Count the records below one place, and those from another on."""
     below, above = 0, 0
     try:
@@ -313,11 +313,11 @@ def _count_span(reader: PartitionReader, view: View, start: int, end: int) -> in
     return total + reader.count_tail(max(start, sealed_end), end)
 
 
-def _any_below(sources: Sequence[Source], low: Place) -> bool:
+def _any_below(sources: Sequence[Source], low: Offsets) -> bool:
     return any(low[reader.partition] > view.start for reader, view in sources)
 
 
-def _any_above(sources: Sequence[Source], high: Place) -> bool:
+def _any_above(sources: Sequence[Source], high: Offsets) -> bool:
     return any(high[reader.partition] < view.end for reader, view in sources)
 
 

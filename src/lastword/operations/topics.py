@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lastword.errors import InvalidConfigError, InvalidError, UnknownTopicError
 from lastword.operations.maintaining import wait_for_maintenance
-from lastword.record_json import snapshot_id_text
+from lastword.record_json import Json, snapshot_id_text
 
 if TYPE_CHECKING:
     from lastword.config import EffectiveSetting
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from lastword.maintenance.repairing import RepairPlan
     from lastword.segments.model import Snapshot
 
-Data = dict[str, Any]
-Progress = Callable[..., None]
+OnProgress = Callable[..., None]
 
 POLICY = "cleanup.policy"
 
@@ -26,7 +25,7 @@ def no_progress(stage: str, *numbers: int | None) -> None:
     """Ignore progress: the default."""
 
 
-def list_topics(log: Log) -> list[Data]:
+def list_topics(log: Log) -> list[Json]:
     """Every topic, with the settings of its own; of one whose table can't be read, why."""
     listing = log.listing()
     readable = [
@@ -42,7 +41,7 @@ def list_topics(log: Log) -> list[Data]:
         }
         for info in listing.infos
     ]
-    unreadable: list[Data] = [
+    unreadable: list[Json] = [
         {
             "name": each.name,
             "id": None if each.id is None else str(each.id),
@@ -58,7 +57,7 @@ def list_topics(log: Log) -> list[Data]:
     return sorted([*readable, *unreadable], key=lambda each: str(each["name"]))
 
 
-def create_topic(log: Log, name: str, *, partitions: int, config: Mapping[str, object]) -> Data:
+def create_topic(log: Log, name: str, *, partitions: int, config: Mapping[str, object]) -> Json:
     """Needs the writer."""
     topic = log.create_topic(name, partitions=partitions, config=config)
     return {
@@ -77,7 +76,7 @@ def alter_topic(
     set_config: Mapping[str, object],
     unset: Iterable[str],
     partitions: int | None,
-) -> Data:
+) -> Json:
     """Needs the writer."""
     from lastword.log.topics import warning_of_more_partitions
 
@@ -104,7 +103,7 @@ def alter_topic(
     }
 
 
-def delete_topic(log: Log, name: str) -> Data:
+def delete_topic(log: Log, name: str) -> Json:
     """Needs the writer."""
     if name not in log.topics():
         raise UnknownTopicError(f"there is no topic {name!r}")
@@ -112,18 +111,18 @@ def delete_topic(log: Log, name: str) -> Data:
     return {"topic": name, "deleted": True}
 
 
-def repair_plan(log: Log, name: str) -> Data:
+def repair_plan(log: Log, name: str) -> Json:
     """What is wrong with a topic's table, and the older state that it can go back to. Nothing is changed."""
     return _repair_data(log.plan_repair(name), repaired=False)
 
 
-def repair_topic(log: Log, name: str) -> Data:
+def repair_topic(log: Log, name: str) -> Json:
     """Go back to an older state of a topic's table. Needs the writer."""
     with wait_for_maintenance(log):
         return _repair_data(log.repair_topic(name), repaired=True)
 
 
-def delete_records(log: Log, name: str, *, partition: int, before: int) -> Data:
+def delete_records(log: Log, name: str, *, partition: int, before: int) -> Json:
     """Needs the writer."""
     topic = log.topic(name)
     old_start = topic.extents()[partition].log_start if 0 <= partition < topic.partitions else 0
@@ -131,7 +130,7 @@ def delete_records(log: Log, name: str, *, partition: int, before: int) -> Data:
     return {"topic": name, "partition": partition, "log_start_before": old_start, "log_start": log_start}
 
 
-def seal(log: Log, name: str, *, progress: Progress = no_progress) -> Data:
+def seal(log: Log, name: str, *, progress: OnProgress = no_progress) -> Json:
     """Needs maintenance."""
     report = log.topic(name).seal(progress=lambda done, total: progress("seal", done, total))
     return {
@@ -147,17 +146,17 @@ def seal(log: Log, name: str, *, progress: Progress = no_progress) -> Data:
     }
 
 
-def history(log: Log, name: str) -> Data:
+def history(log: Log, name: str) -> Json:
     """The snapshots that are kept, oldest first."""
     return {"topic": name, "snapshots": [_snapshot_data(each) for each in log.topic(name).history()]}
 
 
-def settings(log: Log, topic: str | None) -> list[Data]:
+def settings(log: Log, topic: str | None) -> list[Json]:
     """Each effective setting and where it comes from."""
     return [asdict(each) for each in log.explain_config(topic)]
 
 
-def _repair_data(plan: RepairPlan, *, repaired: bool) -> Data:
+def _repair_data(plan: RepairPlan, *, repaired: bool) -> Json:
     return {
         "topic": plan.topic,
         "problem": plan.problem,
@@ -184,7 +183,7 @@ def _setting_data(setting: EffectiveSetting) -> dict[str, str]:
     return {"value": setting.value, "source": setting.source}
 
 
-def _snapshot_data(snapshot: Snapshot) -> Data:
+def _snapshot_data(snapshot: Snapshot) -> Json:
     return {
         "snapshot_id": snapshot_id_text(snapshot.id),
         "parent_id": snapshot_id_text(snapshot.parent_id),

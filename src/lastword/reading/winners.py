@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword.batch.partitioner import Turns, partitions_of
+from lastword.batch.partitioner import RoundRobin, partitions_of
 from lastword.clock import new_uuid
 from lastword.compaction.keyset import BestVersions, KeySet, SetTooLargeError, Share
 from lastword.compaction.strategy import LatestTimestamp, Strategy, Versions, best_of_each_key
@@ -219,7 +219,7 @@ def find(
     found = [winners for winners, _ in results]
     strays = pa.concat_arrays([keys for _, keys in results]).unique()
     if len(strays):
-        _settle_between_partitions(found, strays)
+        _keep_one_partition(found, strays)
     return found
 
 
@@ -234,7 +234,7 @@ class _Strays:
     def look(self, keys: pa.Array) -> None:
         if self._partitions == 1:
             return
-        away = partitions_of(keys, self._partitions, Turns()) != self._partition
+        away = partitions_of(keys, self._partitions, RoundRobin()) != self._partition
         if keys.null_count:
             away &= keys.is_valid().to_numpy(zero_copy_only=False)
         if away.any():
@@ -343,7 +343,7 @@ def _ahead(pieces: Sequence[Rows]) -> Iterator[list[Run]]:
             yield runs
 
 
-def _settle_between_partitions(found: Sequence[PartitionWinners], strays: pa.Array) -> None:
+def _keep_one_partition(found: Sequence[PartitionWinners], strays: pa.Array) -> None:
     """Of winners of one key in several partitions only one stays: the later timestamp, then the higher partition."""
     rivals: list[pa.Table] = []
     places: list[tuple[Mask, npt.NDArray[np.int64]]] = []

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any
 
 from lastword.compaction.strategy import strategy_of
 from lastword.compaction.unit import Unit
@@ -35,7 +34,7 @@ from lastword.explain import PartitionExplanation, Question, explain_partition
 from lastword.explain.data import beginning, record_data
 from lastword.log import Log
 from lastword.log.topic import Topic
-from lastword.record_json import json_bytes, snapshot_id_text
+from lastword.record_json import Json, json_bytes, snapshot_id_text
 from lastword.scene import code
 from lastword.scene.walk import WalkStep, walk
 from lastword.segments.model import Segment, Snapshot
@@ -44,10 +43,8 @@ from lastword.segments.rows import to_records
 MAX_RECORDS = 500
 """Of a partition that can be watched."""
 
-Data = dict[str, Any]
 
-
-def picture(log: Log, name: str, partition: int = 0) -> Data:
+def picture(log: Log, name: str, partition: int = 0) -> Json:
     """A partition as it is: its segments with their records, each with what the next run does to it; its state.
 
     InvalidError if it has more than MAX_RECORDS records.
@@ -56,7 +53,7 @@ def picture(log: Log, name: str, partition: int = 0) -> Data:
     return _picture(log, topic, _explained(log, topic, partition, []))
 
 
-def rehearse(log: Log, name: str, partition: int = 0) -> Data:
+def rehearse(log: Log, name: str, partition: int = 0) -> Json:
     """The frames of the run that would be made now, up to the decisions; nothing is changed."""
     topic = log.topic(name)
     steps: list[WalkStep] = []
@@ -78,7 +75,7 @@ def rehearse(log: Log, name: str, partition: int = 0) -> Data:
     }
 
 
-def finish(log: Log, rehearsed: Data) -> Data:
+def finish(log: Log, rehearsed: Json) -> Json:
     """A rehearsed run with the frames of what has been committed since, and the picture afterwards."""
     topic = log.topic(rehearsed["topic"])
     partition: int = rehearsed["partition"]
@@ -102,7 +99,7 @@ def finish(log: Log, rehearsed: Data) -> Data:
     }
 
 
-def perform(log: Log, name: str, partition: int = 0) -> Data:
+def perform(log: Log, name: str, partition: int = 0) -> Json:
     """Seal and compact a partition, really, and give the frames of it."""
     rehearsed = rehearse(log, name, partition)
     report = log.compact([name], partitions=[partition], seal=True, asked_for=True)
@@ -130,8 +127,8 @@ def _explained(log: Log, topic: Topic, partition: int, steps: list[WalkStep]) ->
     return explained
 
 
-def _picture(log: Log, topic: Topic, explained: PartitionExplanation) -> Data:
-    segments: dict[str, Data] = {}
+def _picture(log: Log, topic: Topic, explained: PartitionExplanation) -> Json:
+    segments: dict[str, Json] = {}
     for record in explained.records:
         place = record.place
         segment = segments.setdefault(
@@ -159,7 +156,7 @@ def _picture(log: Log, topic: Topic, explained: PartitionExplanation) -> Data:
     }
 
 
-def _state(topic: Topic) -> list[Data]:
+def _state(topic: Topic) -> list[Json]:
     """What a consumer knows that has read everything: the last word on each key."""
     return [
         {
@@ -176,11 +173,11 @@ def _state(topic: Topic) -> list[Data]:
 # ----------------------------------------------------------------------------------------------- the frames
 
 
-def _numbered(frames: Sequence[Data]) -> list[Data]:
+def _numbered(frames: Sequence[Json]) -> list[Json]:
     return [{**frame, "index": index} for index, frame in enumerate(frames)]
 
 
-def _seal_frames(before: Data) -> Iterator[Data]:
+def _seal_frames(before: Json) -> Iterator[Json]:
     for segment in before["segments"]:
         if segment["kind"].startswith("wal"):
             yield {
@@ -192,7 +189,7 @@ def _seal_frames(before: Data) -> Iterator[Data]:
             }
 
 
-def _find_frames(steps: Sequence[WalkStep], records: dict[int, Data]) -> Iterator[Data]:
+def _find_frames(steps: Sequence[WalkStep], records: dict[int, Json]) -> Iterator[Json]:
     if steps:
         yield {"phase": "find", "line": "find.set", "text": "No key has been seen yet.", "keys_seen": 0}
     keys_seen = 0
@@ -220,7 +217,7 @@ def _find_frames(steps: Sequence[WalkStep], records: dict[int, Data]) -> Iterato
         keys_seen = step.keys_seen
 
 
-def _decide_frames(before: Data) -> Iterator[Data]:
+def _decide_frames(before: Json) -> Iterator[Json]:
     for segment in before["segments"]:
         for record in segment["records"]:
             yield {
@@ -235,7 +232,7 @@ def _decide_frames(before: Data) -> Iterator[Data]:
             }
 
 
-def _rewrite_frames(before: Sequence[Segment], now: Sequence[Segment], after: Data) -> Iterator[Data]:
+def _rewrite_frames(before: Sequence[Segment], now: Sequence[Segment], after: Json) -> Iterator[Json]:
     """Which files went and which came, by what the two snapshots name."""
     kept = {segment.path for segment in before} & {segment.path for segment in now}
     left = {
@@ -285,7 +282,7 @@ def _span(segment: Segment) -> str:
     return f"{segment.first_offset} to {segment.last_offset}"
 
 
-def _commit_frame(before: Snapshot, committed: Snapshot, partition: int) -> Data:
+def _commit_frame(before: Snapshot, committed: Snapshot, partition: int) -> Json:
     was, now = before.positions[partition], committed.positions[partition]
     return {
         "phase": "commit",
@@ -298,7 +295,7 @@ def _commit_frame(before: Snapshot, committed: Snapshot, partition: int) -> Data
     }
 
 
-def _later_frames(after: Data) -> Iterator[Data]:
+def _later_frames(after: Json) -> Iterator[Json]:
     """Tombstones that are left: when they may go."""
     for segment in after["segments"]:
         for record in segment["records"]:

@@ -16,7 +16,8 @@ import lastword.log
 from lastword.clock import Clock, SystemClock
 from lastword.errors import InvalidError
 from lastword.record import NewRecord
-from lastword.scene.frames import Data, perform, picture
+from lastword.record_json import Json
+from lastword.scene.frames import perform, picture
 
 TOPIC = "lastword-story-e37b0c1e5f4a4b0f9d4f9a6c2d8e71b5"
 """No topic of a user has this name, so what a story does is not counted as theirs. The metrics leave it out."""
@@ -57,7 +58,7 @@ class MovableClock:
 class _Step:
     title: str
     text: str
-    do: Callable[[Story], Data]
+    do: Callable[[Story], Json]
 
 
 class Story:
@@ -92,7 +93,7 @@ class Story:
         """How many steps have been done."""
         return self._told
 
-    def advance(self) -> Data:
+    def advance(self) -> Json:
         """Do the next step: its number, title and text, and either `picture` or `run` (its frames)."""
         if self._told == len(_STEPS):
             raise InvalidError(f"the story is told: it has {len(_STEPS)} steps")
@@ -103,10 +104,10 @@ class Story:
 
     # ---------------------------------------------------------------------------------------- what can be done
 
-    def picture(self) -> Data:
+    def picture(self) -> Json:
         return {"picture": _shown(picture(self.log, TOPIC)), "clock_ahead_ms": self.clock.ahead_ms}
 
-    def produce(self, *records: tuple[str | None, str | None]) -> Data:
+    def produce(self, *records: tuple[str | None, str | None]) -> Json:
         """Append records, given as keys and values; a value of None deletes the key."""
         self.topic.append_many(
             NewRecord(
@@ -116,22 +117,22 @@ class Story:
         )
         return self.picture()
 
-    def seal(self) -> Data:
+    def seal(self) -> Json:
         self.topic.seal()
         return self.picture()
 
-    def compact(self) -> Data:
+    def compact(self) -> Json:
         """Seal and compact, really: `run` has the frames of it."""
         run = perform(self.log, TOPIC)
         pictures = {each: _shown(run[each]) for each in ("before", "after")}
         return {"run": {**_shown(run), **pictures}, "clock_ahead_ms": self.clock.ahead_ms}
 
-    def move_clock(self, duration_ms: int) -> Data:
+    def move_clock(self, duration_ms: int) -> Json:
         self.clock.move(duration_ms)
         return self.picture()
 
 
-def _shown(told: Data) -> Data:
+def _shown(told: Json) -> Json:
     return {**told, "topic": SHOWN_AS}
 
 

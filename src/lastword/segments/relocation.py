@@ -10,7 +10,7 @@ before) calls `rewrite`, which writes all three kinds anew:
 
 Nothing is replaced: each new file has a new name, so killed at any point it has left orphans, and the old metadata
 is as it was. The catalog's pointer moves afterwards: `SegmentCatalog.register` for a catalog that does not have the
-table, `SegmentCatalog.relocate` for one that has. A file that is missing or damaged is not mended here: the new
+table, `SegmentCatalog.relocate` for one that has. A file that is missing or damaged is not repaired here: the new
 metadata names it at its new place, and reading it fails there as it did before.
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lastword import heap
 from lastword.admin import app as admin_app
-from lastword.admin.desk import Desk, WorkerDesk
+from lastword.admin.context import AdminContext, WorkerClient
 from lastword.admin.groups import CoordinatedGroups
 from lastword.admin.jobs import Jobs
 from lastword.admin.scenes import Stories
@@ -69,7 +69,7 @@ async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServ
 
     admin.start(
         admin_app.build(
-            Desk(log, WorkerDesk(Path(options.channel))),
+            AdminContext(log, WorkerClient(Path(options.channel))),
             jobs,
             version=version("lastword"),
             broker=lambda: (broker, loop),

@@ -24,6 +24,7 @@ from lastword.log import open as open_log
 from lastword.log.worker import Worker
 from lastword.operations import backups, cleaning, compaction, explaining, topics, working
 from lastword.operations.maintaining import wait_for_maintenance
+from lastword.record_json import Json
 from lastword.serve.child import Leash, ServeOptions
 from lastword.serve.ending import STOP_S, StopRequest, in_thread
 from lastword.serve.priority import give_way
@@ -163,7 +164,7 @@ class _Requests:
                 return cleaning.run_retention(self._log, dry_run=False, topics=request["topics"])
         raise InvalidError(f"the worker can't do {request.get('do')!r}")
 
-    def _compacted(self, report: topics.Data) -> topics.Data:
+    def _compacted(self, report: Json) -> Json:
         done = [each for each in report["partitions"] if each["problem"] is None]
         self._worker.compacted([(each["topic"], each["partition"]) for each in done])
         return report

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from lastword.spark import tasks
 from lastword.spark.filters import EVERYTHING, wanted
 from lastword.spark.options import ReadOptions
-from lastword.spark.process import settle
+from lastword.spark.process import prepare_process
 from lastword.spark.schema import arrow_schema
 
 
@@ -32,9 +32,9 @@ class BatchReader(DataSourceReader):
         from lastword.spark.plan import plan_batch  # Executors do without it and what it loads.
 
         planned = plan_batch(self._options, self._wanted)
-        settle()
+        prepare_process()
         return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        settle()
+        prepare_process()
         return tasks.read(partition, self._schema, self._wanted)

@@ -12,7 +12,7 @@ _FORKED_BY: Final = "pyspark.daemon"
 _settled = False
 
 
-def settle() -> None:
+def prepare_process() -> None:
     """Take what is loaded by now out of garbage collection, in a process that Spark has forked for tasks.
 
     Spark collects garbage after every task and every plan: 50 ms and more each time, more than a small task takes.

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from lastword.spark import FORMAT
 from lastword.spark.options import batch_options, columns_of, stream_options, write_options
-from lastword.spark.process import settle
+from lastword.spark.process import prepare_process
 from lastword.spark.schema import read_schema
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class LastwordSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        settle()
+        prepare_process()
         return read_schema(columns_of(self.options))
 
     def reader(self, schema: StructType) -> BatchReader:

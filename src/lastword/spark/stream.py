@@ -32,7 +32,7 @@ from lastword.spark import plan, tasks
 from lastword.spark.filters import EVERYTHING
 from lastword.spark.opened import opened
 from lastword.spark.options import ReadOptions
-from lastword.spark.process import settle
+from lastword.spark.process import prepare_process
 from lastword.spark.schema import arrow_schema
 
 Positions = dict[int, int]
@@ -109,7 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        settle()
+        prepare_process()
         return tasks.read(partition, self._schema)
 
     def _topic(self) -> Topic:

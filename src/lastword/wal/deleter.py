@@ -85,7 +85,7 @@ class Deleted:
         return sum(each.file.size_bytes or 0 for each in self.deletions)
 
 
-def look(
+def local_wal(
     topic: str, partition: int, folder: Path, *, sealed_end: int, settings: TopicSettings
 ) -> LocalWal | None:
     """Read what a partition's WAL has on disk; None if it has none yet."""

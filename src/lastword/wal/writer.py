@@ -74,7 +74,7 @@ class Produced(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A batch that has been written, or had been before: its offsets, the end one to be settled."""
+    """A batch that has been written, or had been before: its offsets, the end one to wait for."""
 
     base_offset: int
     end_offset: int
@@ -191,16 +191,16 @@ class PartitionWriter:
     def append(self, data: bytes | memoryview, *, append_time_ms: int | None = None) -> int:
         """Append one checked batch and wait until it may be acknowledged; the offset of its first record."""
         base_offset, end_offset = self.stage(data, append_time_ms=append_time_ms)
-        self.settle(end_offset)
+        self.wait_durable(end_offset)
         return base_offset
 
     def stage(self, data: bytes | memoryview, *, append_time_ms: int | None = None) -> tuple[int, int]:
-        """Write one checked batch; its first offset and the end offset to `settle`."""
+        """Write one checked batch; its first offset and the end offset to pass to `wait_durable`."""
         staged = self.stage_all([data], append_time_ms=append_time_ms)
         return staged.start, staged.stop
 
     def stage_all(self, batches: Sequence[bytes | memoryview], *, append_time_ms: int | None = None) -> range:
-        """Write checked batches, with nobody else's between them; their offsets, whose end is to be settled."""
+        """Write checked batches, with nobody else's between them; their offsets, whose end is to be passed to `wait_durable`."""
         with self._appending:
             first_offset = end_offset = -1
             for data in batches:
@@ -339,7 +339,7 @@ class PartitionWriter:
         if self._sync_mode != "group":
             self._show(self._end_offset, self._end_position)
 
-    def settle(self, end_offset: int) -> None:
+    def wait_durable(self, end_offset: int) -> None:
         """Wait until everything before `end_offset` may be acknowledged under this `wal.sync`."""
         if self._sync_mode == "group":
             self._sync_up_to(end_offset)

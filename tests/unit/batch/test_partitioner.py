@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.batch.partitioner import Turns, murmur2, partition_of, partitions_of
+from lastword.batch.partitioner import RoundRobin, murmur2, partition_of, partitions_of
 
 
 @pytest.mark.parametrize(
@@ -38,22 +38,22 @@ def test_column_is_each_key_of_it(
 ) -> None:
     start = data.draw(st.integers(0, len(keys)))
     column = pa.array(keys, pa.binary()).slice(start)
-    turns = Turns(run=1)
+    turns = RoundRobin(run=1)
     expected = [
         turns.next(partition_count) if key is None else partition_of(key, partition_count)
         for key in keys[start:]
     ]
-    assert partitions_of(column, partition_count, Turns(run=1)).tolist() == expected
+    assert partitions_of(column, partition_count, RoundRobin(run=1)).tolist() == expected
 
 
 def test_turns_run_and_go_round() -> None:
-    turns = Turns(first=1, run=2)
+    turns = RoundRobin(first=1, run=2)
     assert [turns.next(3) for _ in range(3)] == [1, 1, 2]
     assert turns.take(5, 3).tolist() == [2, 0, 0, 1, 1]
     assert turns.next(3) == 2
 
 
 def test_turns_follow_a_new_partition_count() -> None:
-    turns = Turns(run=1)
+    turns = RoundRobin(run=1)
     assert turns.take(3, 2).tolist() == [0, 1, 0]
     assert turns.take(4, 4).tolist() == [3, 0, 1, 2]

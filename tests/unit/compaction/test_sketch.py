@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from tests.support.segments import append, local_place, new_topic, records, write_segment
 
-from lastword.batch.partitioner import Turns, partitions_of
+from lastword.batch.partitioner import RoundRobin, partitions_of
 from lastword.segments import sketch as sketches
 from lastword.segments.sketch import KeySketch, Sketches, distinct_keys
 
@@ -82,7 +82,7 @@ def test_short_keys_are_all_told_apart() -> None:
 def test_keys_of_one_partition_are_counted_as_well_as_all(tmp_path: Path) -> None:
     """The partitioner leaves a partition only a small part of its hashes."""
     keys = keys_of(0, 60_000)
-    own = keys.filter(pa.array(partitions_of(keys, 20, Turns()) == 3))
+    own = keys.filter(pa.array(partitions_of(keys, 20, RoundRobin()) == 3))
     assert distinct_keys([sketch_of(own)]) == pytest.approx(len(own), rel=0.06)
     numbers = numbers_of(keys)
     assert len(np.unique(numbers)) == len(keys)

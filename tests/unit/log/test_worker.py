@@ -25,7 +25,7 @@ from lastword.maintenance.lanes import Lane
 from lastword.maintenance.worker_state import (
     FailingCompaction,
     StatusKeeper,
-    Turns,
+    TopicOrder,
     WorkerStatus,
     load_status,
 )
@@ -165,7 +165,7 @@ def test_turns_of_topics_that_take_a_moment_each_are_written_together(
     now_s = 100.0
     monkeypatch.setattr(worker_state, "monotonic_s", lambda: now_s)
     keeper = StatusKeeper(tmp_path, WorkerStatus(pid=1, started_ms=0))
-    turns = Turns(keeper, "expire")
+    turns = TopicOrder(keeper, "expire")
 
     def written() -> list[str]:
         saved = load_status(tmp_path)
@@ -180,13 +180,13 @@ def test_turns_of_topics_that_take_a_moment_each_are_written_together(
     turns.take("c")
     assert written() == ["a", "b", "c"]
     # The first of the next run may be one that no worker survives.
-    Turns(keeper, "expire").take("d")
+    TopicOrder(keeper, "expire").take("d")
     assert written() == ["a", "b", "c", "d"]
 
 
 def test_the_topic_that_has_waited_longest_is_first(tmp_path: Path) -> None:
     keeper = StatusKeeper(tmp_path, WorkerStatus(pid=1, started_ms=0))
-    turns = Turns(keeper, "seal")
+    turns = TopicOrder(keeper, "seal")
     assert turns.in_order(["c", "a", "b"]) == ["a", "b", "c"]
     turns.take("a")
     turns.take("c", save=False)

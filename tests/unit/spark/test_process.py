@@ -6,12 +6,12 @@ import gc
 import subprocess
 import sys
 
-from lastword.spark.process import settle
+from lastword.spark.process import prepare_process
 
 
 def test_processes_that_spark_did_not_fork_are_left_alone() -> None:
     before = gc.get_freeze_count()
-    settle()
+    prepare_process()
     assert gc.get_freeze_count() == before
 
 
@@ -19,11 +19,11 @@ def test_a_process_that_spark_forked_keeps_what_it_has_loaded() -> None:
     program = (
         "import gc, sys, types\n"
         "sys.modules['__main__'].__spec__ = types.SimpleNamespace(name='pyspark.daemon')\n"
-        "from lastword.spark.process import settle\n"
-        "settle()\n"
+        "from lastword.spark.process import prepare_process\n"
+        "prepare_process()\n"
         "first = gc.get_freeze_count()\n"
         "more = [[] for _ in range(1000)]\n"
-        "settle()\n"
+        "prepare_process()\n"
         "print(first > 1_000, gc.get_freeze_count() == first)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -504,4 +504,4 @@ def test_a_look_sees_files_sizes_and_ends(files: Log) -> None:
 
 
 def test_a_partition_without_a_wal_is_passed_over(tmp_path: Path) -> None:
-    assert deleter.look("t", 0, tmp_path, sealed_end=0, settings=settings()) is None
+    assert deleter.local_wal("t", 0, tmp_path, sealed_end=0, settings=settings()) is None

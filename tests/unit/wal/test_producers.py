@@ -42,7 +42,7 @@ def stage(log: Log, sequence: int, count: int = 1, *, epoch: int = 0) -> Staged:
     (staged,) = writer.stage_produced([Produced(found, bytearray(sent), None, None)])
     if isinstance(staged, Exception):
         raise staged
-    writer.settle(staged.end_offset)
+    writer.wait_durable(staged.end_offset)
     return staged
 
 

@@ -167,7 +167,7 @@ class TestGroupCommit:
             writer.stage(one_batch("2"))
 
             assert wal.read() == numbered(0, 2)
-            writer.settle(3)
+            writer.wait_durable(3)
             assert wal.read() == numbered(0, 3)
 
     def test_after_an_interrupted_sync_another_one_takes_over(self, wal: WalFolder, syncs: Syncs) -> None:

@@ -9,7 +9,7 @@ from lastword.broker.groups.group import Group
 from lastword.broker.groups.records import CommittedOffset
 from lastword.broker.groups.subscription import CONSUMER_PROTOCOL, assigned_partitions
 
-Place = tuple[str, int]
+TopicPartition = tuple[str, int]
 """A topic's name and a partition."""
 
 LogEnd = Callable[[str, int], int | None]
@@ -21,7 +21,9 @@ def lag(committed: CommittedOffset, log_end: int | None) -> int | None:
     return None if log_end is None else max(0, log_end - committed.offset)
 
 
-def summary(group: Group, offsets: Mapping[Place, CommittedOffset], log_end: LogEnd) -> dict[str, Any]:
+def summary(
+    group: Group, offsets: Mapping[TopicPartition, CommittedOffset], log_end: LogEnd
+) -> dict[str, Any]:
     behind = [lag(committed, log_end(*place)) for place, committed in offsets.items()]
     return {
         "group": group.group_id,
@@ -33,7 +35,9 @@ def summary(group: Group, offsets: Mapping[Place, CommittedOffset], log_end: Log
     }
 
 
-def description(group: Group, offsets: Mapping[Place, CommittedOffset], log_end: LogEnd) -> dict[str, Any]:
+def description(
+    group: Group, offsets: Mapping[TopicPartition, CommittedOffset], log_end: LogEnd
+) -> dict[str, Any]:
     owners = _owners(group)
     return {
         **summary(group, offsets, log_end),
@@ -70,7 +74,7 @@ def description(group: Group, offsets: Mapping[Place, CommittedOffset], log_end:
     }
 
 
-def _owners(group: Group) -> dict[Place, str]:
+def _owners(group: Group) -> dict[TopicPartition, str]:
     """Who reads which partition, where the members are consumers."""
     if group.protocol_type != CONSUMER_PROTOCOL:
         return {}

@@ -8,7 +8,7 @@ from uuid import UUID
 from lastword.broker.groups.group import Group, State
 from lastword.broker.groups.records import CommittedOffset, OffsetKey
 
-Place = tuple[UUID, int]
+PartitionId = tuple[UUID, int]
 """A topic's id and a partition."""
 
 
@@ -16,7 +16,7 @@ class GroupOffsets:
     """What each group has committed. Only what the store has is in here."""
 
     def __init__(self) -> None:
-        self._by_group: dict[str, dict[Place, CommittedOffset]] = {}
+        self._by_group: dict[str, dict[PartitionId, CommittedOffset]] = {}
 
     def apply(self, key: OffsetKey, committed: CommittedOffset | None) -> None:
         """Take over a commit, or with None its deletion."""
@@ -30,7 +30,7 @@ class GroupOffsets:
             if not own:
                 del self._by_group[key.group_id]
 
-    def of(self, group_id: str) -> Mapping[Place, CommittedOffset]:
+    def of(self, group_id: str) -> Mapping[PartitionId, CommittedOffset]:
         return self._by_group.get(group_id, {})
 
     def groups(self) -> list[str]:
@@ -40,7 +40,7 @@ class GroupOffsets:
 
 def expired(
     group: Group,
-    committed: Mapping[Place, CommittedOffset],
+    committed: Mapping[PartitionId, CommittedOffset],
     *,
     now_ms: int,
     retention_ms: int,
@@ -52,7 +52,7 @@ def expired(
     they subscribed to. Time counts from the commit, and from when the last member went if that is later.
     """
 
-    def is_expired(place: Place, offset: CommittedOffset) -> bool:
+    def is_expired(place: PartitionId, offset: CommittedOffset) -> bool:
         if not topic_exists(place[0]):
             return True
         if now_ms - offset.committed_ms < retention_ms:

@@ -78,7 +78,7 @@ class StoredGroups:
                 assert isinstance(value, SavedGroup)
                 take_saved(group, value)
 
-    def _committed(self, name: str) -> dict[describing.Place, CommittedOffset]:
+    def _committed(self, name: str) -> dict[describing.TopicPartition, CommittedOffset]:
         return {
             (self._names[key.topic_id], key.partition): committed
             for key, committed in self._offsets.get(name, {}).items()

@@ -1,6 +1,6 @@
 """Copies of a whole log, made while it is written, and logs made of them.
 
-place.py       a folder or an address of an object store that holds the backups of one log
+store.py       a folder or an address of an object store that holds the backups of one log
 manifest.py    the file that names the pieces of one backup, and makes it real
 wals.py        copies write-ahead logs, and lays them out
 belongings.py  the small files of a data folder

@@ -41,7 +41,8 @@ from lastword.folder.paths import wal_folder
 from lastword.folder.steps import reached
 from lastword.maintenance.backup import belongings, manifest, wals
 from lastword.maintenance.backup.manifest import Manifest, SavedTopic, SavedWal
-from lastword.maintenance.backup.place import CHUNK_BYTES, Folder, Piece, Place, chunks_of, put
+from lastword.maintenance.backup.store import CHUNK_BYTES, BackupStore, Folder, Piece, chunks_of, put
+from lastword.maintenance.tiering import OnBytes
 from lastword.segments.fileio import bare_path
 from lastword.segments.foreign import mapped
 from lastword.segments.model import Segment, SegmentGoneError, Snapshot
@@ -59,9 +60,6 @@ THREADS = 4
 _ATTEMPTS = 5
 _OF_A_TOPIC = re.compile(r"[a-z]+/[0-9a-f]{32}/")
 """How paths begin below a place's folders for data and WALs."""
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +102,10 @@ class _Pinned:
 
 def make(
     origin: Origin,
-    place: Place,
+    place: BackupStore,
     *,
     keep: int | None = None,
-    progress: Progress | None = None,
+    progress: OnBytes | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> BackupReport:
     """Make a backup of a log in a place; with `keep` only that many of the newest stay there."""
@@ -124,7 +122,9 @@ def make(
 class _Job:
     """One backup."""
 
-    def __init__(self, origin: Origin, place: Place, progress: Progress, stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, origin: Origin, place: BackupStore, progress: OnBytes, stop: Callable[[], bool]
+    ) -> None:
         self._origin = origin
         self._place = place
         self._progress = progress
@@ -410,7 +410,7 @@ class _UnwantedError(UnavailableError):
     """Whoever asked for the backup has gone away."""
 
 
-def load_all(place: Place) -> tuple[list[Manifest], list[str]]:
+def load_all(place: BackupStore) -> tuple[list[Manifest], list[str]]:
     """The backups of a place, oldest first, and what is wrong with those that can't be read."""
     found: list[Manifest] = []
     problems: list[str] = []

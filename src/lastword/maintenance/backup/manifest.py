@@ -16,7 +16,7 @@ from uuid import UUID
 
 from lastword.clock import new_uuid
 from lastword.errors import CorruptError, InvalidError, StorageError
-from lastword.maintenance.backup.place import Piece, Place
+from lastword.maintenance.backup.store import BackupStore, Piece
 from lastword.segments.foreign import FAILURES
 from lastword.segments.mapping import positions_from_json, positions_to_json
 from lastword.segments.model import Positions, Segment, TopicInfo
@@ -123,7 +123,7 @@ def path_of(backup_id: str) -> str:
     return f"{FOLDER}/{backup_id}.json"
 
 
-def ids(place: Place) -> list[str]:
+def ids(place: BackupStore) -> list[str]:
     """The backups of a place, oldest first."""
     found = place.sizes(FOLDER)
     return sorted(
@@ -131,13 +131,13 @@ def ids(place: Place) -> list[str]:
     )
 
 
-def save(place: Place, manifest: Manifest) -> None:
+def save(place: BackupStore, manifest: Manifest) -> None:
     body = _to_json(manifest)
     whole = {"lastword.backup": FORMAT, "sha256": _checksum(body), "manifest": body}
     place.write(path_of(manifest.id), [json.dumps(whole, indent=1).encode()])
 
 
-def load(place: Place, backup_id: str) -> Manifest:
+def load(place: BackupStore, backup_id: str) -> Manifest:
     """CorruptError if it is damaged, InvalidError if there is none or this version can't read it."""
     path = path_of(backup_id)
     where = f"{place.address}/{path}"

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -46,7 +46,8 @@ from lastword.folder.paths import (
 from lastword.folder.steps import reached
 from lastword.maintenance.backup import belongings, manifest, wals
 from lastword.maintenance.backup.manifest import Manifest, SavedTopic, SavedWal
-from lastword.maintenance.backup.place import Piece, Place, chunks_of
+from lastword.maintenance.backup.store import BackupStore, Piece, chunks_of
+from lastword.maintenance.tiering import OnBytes
 from lastword.segments.fileio import FileTree, SyncedFileIO
 from lastword.segments.foreign import FAILURES, mapped
 from lastword.segments.model import Segment
@@ -57,9 +58,6 @@ if TYPE_CHECKING:
 
 _MAY_BE_THERE = (CONFIG_FILE, LOCKS_FOLDER, RUN_FOLDER, f"{RESTORING_FILE}.tmp")
 THREADS = 4
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +95,7 @@ class Target:
     clock: Clock
 
 
-def choose(place: Place, backup_id: str | None) -> Manifest:
+def choose(place: BackupStore, backup_id: str | None) -> Manifest:
     """A backup of a place, by default the newest."""
     if backup_id is None:
         known = manifest.ids(place)
@@ -107,7 +105,7 @@ def choose(place: Place, backup_id: str | None) -> Manifest:
     return manifest.load(place, backup_id)
 
 
-def begin(place: Place, found: Manifest, folder: Path, *, clock: Clock) -> tuple[RoleLock, Begun]:
+def begin(place: BackupStore, found: Manifest, folder: Path, *, clock: Clock) -> tuple[RoleLock, Begun]:
     """Check everything that can be checked, and make the folder the target of this restore. Its writer's role is held."""
     if found.data_format != FORMAT:
         raise InvalidError(
@@ -168,7 +166,7 @@ def _check_target(folder: Path, found: Manifest) -> None:
         raise InvalidError(f"{folder} is not empty ({there[0]} is there). Name an empty or a new folder.")
 
 
-def _check_pieces(place: Place, found: Manifest) -> None:
+def _check_pieces(place: BackupStore, found: Manifest) -> None:
     there = place.sizes()
     wrong = [
         f"{piece.path} is missing"
@@ -189,7 +187,7 @@ def _check_pieces(place: Place, found: Manifest) -> None:
 class Restore:
     """One restore, from when the target is marked until it may be made a log."""
 
-    def __init__(self, place: Place, found: Manifest, target: Target, progress: Progress | None) -> None:
+    def __init__(self, place: BackupStore, found: Manifest, target: Target, progress: OnBytes | None) -> None:
         self._place = place
         self._found = found
         self._target = target
@@ -355,7 +353,7 @@ class Restore:
     def _damaged(self, where: str, what: str) -> CorruptError:
         return CorruptError(
             f"{where} {what}. The restore of {self._target.path} is not done, and can't be opened. Remove it and restore another "
-            f"backup (`lastword backup list` shows them), or mend the file and run the same command again.",
+            f"backup (`lastword backup list` shows them), or repair the file and run the same command again.",
             path=where,
         )
 

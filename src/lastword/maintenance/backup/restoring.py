@@ -14,8 +14,8 @@ from lastword.maintenance.backup import restore as steps_of
 from lastword.maintenance.backup import settings
 from lastword.maintenance.backup.make import load_all
 from lastword.maintenance.backup.manifest import Manifest
-from lastword.maintenance.backup.place import open_place
 from lastword.maintenance.backup.restore import Restore, RestoreReport, Target
+from lastword.maintenance.backup.store import open_store
 from lastword.maintenance.ownership import Ownership
 from lastword.segments.fileio import io_properties
 from lastword.segments.storage import Storage, load_config
@@ -43,7 +43,7 @@ def restore(
     folder = Path(path).absolute()
     clock = clock or SystemClock()
     given = {} if config is None else io_properties(load_config(folder, config).catalog)
-    place = open_place(source, {**given, **(properties or {})})
+    place = open_store(source, {**given, **(properties or {})})
     found = steps_of.choose(place, backup)
     lock, begun = steps_of.begin(place, found, folder, clock=clock)
     with lock:
@@ -78,4 +78,4 @@ def backups(
     source: str | Path, *, properties: Mapping[str, str] | None = None
 ) -> tuple[list[Manifest], list[str]]:
     """The backups at a place, oldest first, and what is wrong with those that can't be read."""
-    return load_all(open_place(source, properties or {}))
+    return load_all(open_store(source, properties or {}))

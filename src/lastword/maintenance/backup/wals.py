@@ -26,7 +26,7 @@ from lastword.folder import disk
 from lastword.folder.paths import WRITER_FILE
 from lastword.folder.steps import reached
 from lastword.maintenance.backup.manifest import SavedWal
-from lastword.maintenance.backup.place import CHUNK_BYTES, Piece, Place, put
+from lastword.maintenance.backup.store import CHUNK_BYTES, BackupStore, Piece, put
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import state as states
 from lastword.wal.checkpoint import WriterCheckpoint
@@ -49,7 +49,7 @@ class _ReplacedError(Exception):
 
 
 def save(
-    place: Place, folder: Path, *, topic_id: UUID, partition: int, sealed_end: int, known: Known
+    place: BackupStore, folder: Path, *, topic_id: UUID, partition: int, sealed_end: int, known: Known
 ) -> SavedWal:
     """Copy what a partition's WAL has from the sealed end on."""
     for _ in range(_ATTEMPTS):
@@ -65,7 +65,7 @@ def save(
 
 
 def _save(
-    place: Place, folder: Path, *, topic_id: UUID, partition: int, sealed_end: int, known: Known
+    place: BackupStore, folder: Path, *, topic_id: UUID, partition: int, sealed_end: int, known: Known
 ) -> SavedWal:
     look = _look(folder)
     if look is None:

@@ -51,7 +51,7 @@ class GroupAdmin(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDesk:
+class WorkerClient:
     """The worker's process, by its channel."""
 
     channel: Path
@@ -97,11 +97,11 @@ class Searches:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class AdminContext:
     """Everything that the paths need."""
 
     log: Log
-    worker: WorkerDesk
+    worker: WorkerClient
     searches: Searches = field(default_factory=Searches)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lastword.config import TopicSettings
 from lastword.errors import CorruptError
-from lastword.explain.model import Place, PlaceKind
+from lastword.explain.model import PlaceKind, RecordLocation
 from lastword.maintenance import tiering
 from lastword.segments.model import Positions, Segment, Snapshot
 from lastword.segments.parquet import SegmentFiles
@@ -36,14 +36,14 @@ class PlacedSegment:
     """A segment, where its records are now, and whether it is sealed when the run begins."""
 
     segment: Segment
-    place: Place
+    place: RecordLocation
     is_sealed: bool
     seals_ms: int | None = None
     """When the worker seals it at the latest, where it is only in the WAL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class InspectedPartition:
     """A partition when the run begins. `segments` are all, in offset order; those not sealed are the last ones."""
 
     positions: Positions
@@ -62,7 +62,7 @@ class Look:
         return tuple(each.segment for each in self.segments)
 
 
-def look(
+def inspect_partition(
     table: SegmentTable,
     snapshot: Snapshot,
     partition: int,
@@ -73,7 +73,7 @@ def look(
     sealing: Sealing,
     first_append_ms: int | None,
     now_ms: int,
-) -> Look:
+) -> InspectedPartition:
     """Look at a partition. `first_append_ms` is when the active WAL file got its first record, if that is known."""
     at = snapshot.positions[partition]
     found = [
@@ -110,7 +110,7 @@ def look(
                 )
     except CorruptError as error:
         problem = str(error)
-    return Look(
+    return InspectedPartition(
         positions=replace(at, sealed_end=sealed_end),
         now=at,
         segments=tuple(found),
@@ -119,8 +119,8 @@ def look(
     )
 
 
-def _place(kind: PlaceKind, segment: Segment) -> Place:
-    return Place(
+def _place(kind: PlaceKind, segment: Segment) -> RecordLocation:
+    return RecordLocation(
         kind=kind, file=segment.path, first_offset=segment.first_offset, last_offset=segment.last_offset
     )
 

@@ -21,7 +21,7 @@ FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
 
 
-async def mend(node: Node) -> None:
+async def reopen_failed(node: Node) -> None:
     """Go on until it is cancelled."""
     pause_s = FIRST_PAUSE_S
     while True:
@@ -33,9 +33,9 @@ async def mend(node: Node) -> None:
             if partition.failed is not None
         ]
         # One after the other: what is kept of each is copied.
-        mended = [await _is_mended(node, topic, partition) for topic, partition in failed]
-        mended += [await _is_opened(node, name) for name in sorted(node.unopened | node.log.undecided())]
-        pause_s = FIRST_PAUSE_S if all(mended) else min(pause_s * 2, LONGEST_PAUSE_S)
+        reopened = [await _is_reopened(node, topic, partition) for topic, partition in failed]
+        reopened += [await _is_opened(node, name) for name in sorted(node.unopened | node.log.undecided())]
+        pause_s = FIRST_PAUSE_S if all(reopened) else min(pause_s * 2, LONGEST_PAUSE_S)
 
 
 async def _is_opened(node: Node, name: str) -> bool:
@@ -54,7 +54,7 @@ async def _is_opened(node: Node, name: str) -> bool:
     return True
 
 
-async def _is_mended(node: Node, topic: Topic, partition: int) -> bool:
+async def _is_reopened(node: Node, topic: Topic, partition: int) -> bool:
     try:
         await node.call_slow(_reopen, topic, partition)
     except (LastwordError, OSError) as error:

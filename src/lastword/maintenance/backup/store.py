@@ -30,7 +30,7 @@ class Piece:
     sha256: str
 
 
-class Place(Protocol):
+class BackupStore(Protocol):
     """What backups ask of a place. Paths are relative to it, with slashes."""
 
     @property
@@ -51,7 +51,7 @@ class Place(Protocol):
     def remove(self, path: str) -> None: ...
 
 
-def open_place(address: str | Path, properties: Mapping[str, str]) -> Place:
+def open_store(address: str | Path, properties: Mapping[str, str]) -> BackupStore:
     """The place at an address; `properties` say how to reach an object store, as those of a catalog do."""
     text = str(address)
     if "://" not in text:
@@ -73,7 +73,7 @@ def chunks_of(file: Any) -> Iterator[bytes]:
 
 
 def put(
-    place: Place, path: str, chunks: Iterable[bytes], *, passed: Callable[[int], None] = lambda _: None
+    place: BackupStore, path: str, chunks: Iterable[bytes], *, passed: Callable[[int], None] = lambda _: None
 ) -> Piece:
     """Write a file, and say what it holds. `passed` is told the size of each chunk."""
     checksum = hashlib.sha256()
