@@ -28,7 +28,7 @@ from lastword.compaction.unit import Unit
 from lastword.config import TopicSettings
 from lastword.explain import words
 from lastword.explain.contest import Found, contest, spared
-from lastword.explain.inspect_partition import InspectedPartition, PlacedSegment, Sealing, inspect_partition
+from lastword.explain.inspecting import InspectedPartition, PlacedSegment, Sealing, inspect_partition
 from lastword.explain.model import VALUE_BYTES, ExplainedRecord, PartitionExplanation, Run
 from lastword.explain.verdict import Facts, RunFacts, verdict
 from lastword.reading.reader import PartitionReader
