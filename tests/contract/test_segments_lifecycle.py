@@ -79,7 +79,7 @@ def test_created_again_while_the_old_files_go(
         if step == "topic.deletion.wal_removed":
             steps.install(None)
             reached.set()
-            assert go.wait(60)
+            assert go.wait(180)
 
     with open_log(tmp_path / "d", clock, elsewhere.config) as log:
         old = log.create_topic(topic_name)
@@ -87,7 +87,7 @@ def test_created_again_while_the_old_files_go(
         old.seal()
         steps.install(wait)
         deleting = in_thread(lambda: log.delete_topic(topic_name))
-        assert reached.wait(60)
+        assert reached.wait(180)
         new = log.create_topic(topic_name)
         fill(new, 5, 7)
         new.seal()

@@ -42,13 +42,13 @@ def seal_next(table: SegmentTable, barrier: Barrier | ProcessBarrier) -> bool:
     base = table.snapshot()
     first = base.positions[0].sealed_end
     segment = write_segment(table, records(first))
-    barrier.wait(timeout=60)
+    barrier.wait(timeout=180)
     try:
         table.append(base, [segment], {0: Positions(sealed_end=first + 10)}, operation="seal")
     except ConflictError:
         return False
     finally:
-        barrier.wait(timeout=60)
+        barrier.wait(timeout=180)
     return True
 
 
@@ -114,7 +114,7 @@ def test_readers_go_on_while_others_commit_and_expire(place: Place) -> None:
             append(writer, first)
             writer.expire(retention_ms=1)
             place.clock.move(1)
-        reading.result(timeout=60)
+        reading.result(timeout=180)
     assert seen == sorted(seen)
 
 
@@ -124,7 +124,7 @@ def test_topics_created_at_once(place: Place) -> None:
 
     def create(each: SegmentCatalog) -> str:
         topic = new_topic("ns.events")
-        barrier.wait(timeout=60)
+        barrier.wait(timeout=180)
         try:
             return each.create(topic).snapshot().topic.id.hex
         except TopicExistsError:

@@ -32,7 +32,7 @@ STEPS = [
     step for step in named_steps() if step.startswith(("connect.", "staged.")) and step != "staged.checked"
 ]
 ROWS = 1500
-DEADLINE_S = 60
+DEADLINE_S = 180
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_nothing_is_lost_or_doubled_beside_a_server_that_is_killed(cluster: Clus
 
         wait_until(followed, lambda: (cli.real("connect", "status").out, server.log[-2000:]))
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
     with lastword.open(data) as log:
         workload.check(log)
 

@@ -32,7 +32,7 @@ def follow_through_kills(children: Children, folder: Path, seed: int, kills: int
     with lastword.open(folder, config=broker_config()) as log:
         known.check(log)
         stop.touch()
-        draining.join(timeout=60)
+        draining.join(timeout=180)
         assert not draining.is_alive()
         check_what_was_read(reader.finish(), known, log)
 

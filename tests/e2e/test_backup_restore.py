@@ -66,7 +66,7 @@ class Load:
             lambda: self.error is not None or self.acknowledged.get("words", 0) > enough, "more is appended"
         )
         self._round_done.clear()
-        assert self._round_done.wait(60), self.error
+        assert self._round_done.wait(180), self.error
 
     def _guarded(self, act: Any) -> None:
         try:

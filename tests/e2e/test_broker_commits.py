@@ -72,7 +72,7 @@ def stopped_at(step: str) -> Iterator[tuple[threading.Event, threading.Event]]:
     def hook(name: str) -> None:
         if name == step and not arrived.is_set():
             arrived.set()
-            assert go_on.wait(60)
+            assert go_on.wait(180)
 
     steps.install(hook)
     try:
@@ -95,11 +95,11 @@ def test_a_compaction_is_known_when_it_has_been_committed(broker: RunningBroker,
     job.topic("t").seal()
     with stopped_at("commit.done") as (arrived, go_on), ThreadPoolExecutor(1) as pool:
         compaction = pool.submit(job.compact, ["t"], asked_for=True)
-        assert arrived.wait(60)
+        assert arrived.wait(180)
         # The table has changed; the job has told nobody so far.
         assert fetched(broker) == [(3, b"v3")]
         go_on.set()
-        assert [each.problem for each in compaction.result(60).partitions] == [None]
+        assert [each.problem for each in compaction.result(180).partitions] == [None]
     assert fetched(broker) == [(3, b"v3")]
 
 
@@ -108,11 +108,11 @@ def test_fetches_go_on_while_a_commit_stands_still(broker: RunningBroker, job: L
     job.topic("t").seal()
     with stopped_at("commit.before") as (arrived, go_on), ThreadPoolExecutor(1) as pool:
         compaction = pool.submit(job.compact, ["t"], asked_for=True)
-        assert arrived.wait(60)
+        assert arrived.wait(180)
         broker.log.topic("t").append("k", "v4")
         assert fetched(broker) == [(number, b"v%d" % number) for number in range(5)]
         go_on.set()
-        compaction.result(60)
+        compaction.result(180)
     assert fetched(broker) == [(3, b"v3"), (4, b"v4")]
 
 
@@ -145,19 +145,19 @@ def test_records_are_gone_when_their_deletion_is_answered(
         found = look(self, snapshot_id)
         if threading.current_thread().name.startswith("lastword-broker-look") and not looking.is_set():
             looking.set()
-            assert go_on.wait(60)
+            assert go_on.wait(180)
         return found
 
     monkeypatch.setattr(SegmentTable, "snapshot", slow_look)
     topic = broker.log.topic("t")
     broker.on_loop(lambda: broker.broker._views.topic(topic).look())
-    assert looking.wait(60)
+    assert looking.wait(180)
     admin = AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
     (deleted,) = admin.delete_records([TopicPartition("t", 0, 3)]).values()
     # It is committed, and waits for what the broker knows.
     wait_until(lambda: topic.table.snapshot().positions[0].log_start == 3, "the deletion is committed")
     assert not deleted.done()
     go_on.set()
-    deleted.result(60)
+    deleted.result(180)
     assert fetched(broker) == "_AUTO_OFFSET_RESET"
     assert fetched(broker, 3) == [(3, b"v3")]

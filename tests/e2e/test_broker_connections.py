@@ -222,7 +222,7 @@ def test_what_is_being_written_counts_when_its_client_has_gone(
     validate = batch.validate
 
     def held_up(data: memoryview, limits: batch.Limits) -> batch.BatchHeader:
-        assert may_go_on.wait(60)
+        assert may_go_on.wait(180)
         return validate(data, limits)
 
     monkeypatch.setattr(batch, "validate", held_up)

@@ -155,7 +155,7 @@ def test_what_is_too_large_fails_alone(broker: RunningBroker) -> None:
 
     broker.on_loop(queue)
     for _ in range(3):
-        assert written.acquire(timeout=60)
+        assert written.acquire(timeout=180)
     assert isinstance(results.pop("large"), RecordTooLargeError)
     assert results == {"before": None, "after": None}
 
@@ -198,12 +198,12 @@ def test_a_topic_that_could_not_be_opened_at_the_start_comes_back(
     with running_broker(tmp_path / "data", settings) as broker:
         consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "g", "log_level": 0})
         try:
-            assert "t" not in consumer.list_topics(timeout=60).topics
+            assert "t" not in consumer.list_topics(timeout=180).topics
             away.rename(folder)
             deadline_s = time.monotonic() + 60
-            while "t" not in consumer.list_topics(timeout=60).topics and time.monotonic() < deadline_s:
+            while "t" not in consumer.list_topics(timeout=180).topics and time.monotonic() < deadline_s:
                 time.sleep(0.05)
-            assert consumer.get_watermark_offsets(TopicPartition("t", 0), timeout=60) == (0, 1)
+            assert consumer.get_watermark_offsets(TopicPartition("t", 0), timeout=180) == (0, 1)
             assert broker.broker.node.unopened == set()
         finally:
             consumer.close()
@@ -225,9 +225,9 @@ def test_a_topic_of_which_nobody_knows_whether_it_was_deleted_comes_back(
                 patched.setattr(SegmentTable, "alter", failing)
                 with pytest.raises(UnavailableError, match="is not known"):
                     broker.log.delete_topic("t")
-                assert "t" not in consumer.list_topics(timeout=60).topics
+                assert "t" not in consumer.list_topics(timeout=180).topics
             deadline_s = time.monotonic() + 60
-            while "t" not in consumer.list_topics(timeout=60).topics and time.monotonic() < deadline_s:
+            while "t" not in consumer.list_topics(timeout=180).topics and time.monotonic() < deadline_s:
                 time.sleep(0.05)
             assert produce(producer(broker), [b"a"]) == 1
             assert broker.log.topic("t").extents()[0].log_end == 2

@@ -45,7 +45,7 @@ def consumer_of(broker: RunningBroker, **config: object) -> Consumer:
 
 
 def messages(
-    consumer: Consumer, until: Callable[[list[Message]], bool], timeout_s: float = 60
+    consumer: Consumer, until: Callable[[list[Message]], bool], timeout_s: float = 180
 ) -> list[Message]:
     found: list[Message] = []
     deadline = time.monotonic() + timeout_s
@@ -267,7 +267,7 @@ def test_delete_records_moves_the_log_start(broker: RunningBroker) -> None:
     fill(topic, 0, 20)
     admin = AdminClient({"bootstrap.servers": broker.address})
     for future in admin.delete_records([TopicPartition("t", 0, 12)]).values():
-        assert future.result(60).low_watermark == 12
+        assert future.result(180).low_watermark == 12
     consumer = consumer_of(broker, **{"auto.offset.reset": "error"})
     assert consumer.get_watermark_offsets(TopicPartition("t", 0), 10) == (12, 20)
     consumer.assign([TopicPartition("t", 0, 3)])
@@ -313,7 +313,7 @@ def test_where_many_partitions_begin_takes_one_look_at_the_table(
     wanted = {TopicPartition("t", partition): OffsetSpec.earliest() for partition in range(20)}
     client = AdminClient({"bootstrap.servers": broker.address})
     found = client.list_offsets(wanted)
-    assert [each.result(60).offset for each in found.values()] == [0] * 20
+    assert [each.result(180).offset for each in found.values()] == [0] * 20
     assert len(looks) == 1
 
 

@@ -22,7 +22,7 @@ def test_partitions_of_another_folders_topic_have_no_leader_here(tmp_path: Path)
     with lastword.open(tmp_path / "one", config=config) as log:
         log.create_topic("t", partitions=2)
     with running_broker(tmp_path / "two", config) as broker:
-        listed = AdminClient({"bootstrap.servers": broker.address}).list_topics("t", timeout=60).topics["t"]
+        listed = AdminClient({"bootstrap.servers": broker.address}).list_topics("t", timeout=180).topics["t"]
         assert [(each.id, each.leader, each.error.code()) for each in listed.partitions.values()] == [
             (0, -1, KafkaError.LEADER_NOT_AVAILABLE),
             (1, -1, KafkaError.LEADER_NOT_AVAILABLE),

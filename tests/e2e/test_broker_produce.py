@@ -77,7 +77,7 @@ def test_kafka_python(broker: RunningBroker, compression: str) -> None:
     ]
     producer.send("t", key=b"k", value=None)
     producer.flush(60)
-    assert [each.get(60).offset for each in sent] == list(range(50))
+    assert [each.get(180).offset for each in sent] == list(range(50))
     producer.close()
     found = records_of(broker, "t")
     assert [record.value for record in found] == [*(str(number).encode() for number in range(50)), None]

@@ -96,7 +96,7 @@ def test_the_tail_is_delivered_while_history_is_replayed(server: Server) -> None
             assert not replaying.done()
         finally:
             ended.set()
-        _, received_bytes = replaying.result(60)
+        _, received_bytes = replaying.result(180)
     assert got == [str(index).encode() for index in range(LIVE_RECORDS)]
     assert received_bytes > 0
     assert received_bytes / LIVE_RECORDS < MOST_BYTES_A_RECORD
@@ -140,10 +140,10 @@ def test_history_that_takes_for_ever_holds_up_only_those_who_read_it(
         replays = [pool.submit(replay, name) for name in names]
         try:
             for _ in range(sealed.THREADS):
-                assert standing.acquire(timeout=60)
+                assert standing.acquire(timeout=180)
             got = follow(broker.address, 30)
             assert not any(each.done() for each in replays)
         finally:
             go_on.set()
-        assert [each.result(60) for each in replays] == [10] * len(names)
+        assert [each.result(180) for each in replays] == [10] * len(names)
     assert got == [str(index).encode() for index in range(30)]

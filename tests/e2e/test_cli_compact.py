@@ -250,6 +250,6 @@ def test_a_signal_ends_it_at_once_and_quietly(cli: Cli, number: signal.Signals, 
     assert compacting.stdout is not None
     assert compacting.stdout.readline() == b"compact.before_commit\n"
     compacting.send_signal(number)
-    out, err = compacting.communicate(timeout=60)
+    out, err = compacting.communicate(timeout=180)
     assert (compacting.returncode, out, err) == (code, b"", b"")
     assert len(cli.values("users")) == 100

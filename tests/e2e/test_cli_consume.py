@@ -251,7 +251,7 @@ def test_follow_prints_what_another_process_appends(cli: Cli) -> None:
         topic.seal()
         topic.append("k", "c")
         seen.append(json.loads(follower.stdout.readline())["value"])
-        assert follower.wait(60) == 0
+        assert follower.wait(180) == 0
     assert seen == ["0", "1", "a", "b", "c"]
 
 
@@ -262,7 +262,7 @@ def test_a_signal_ends_following_quietly(cli: Cli, number: signal.Signals, code:
     assert follower.stdout is not None
     assert follower.stdout.readline()
     follower.send_signal(number)
-    out, err = follower.communicate(timeout=60)
+    out, err = follower.communicate(timeout=180)
     assert (follower.returncode, out, err) == (code, b"", b"")
 
 
@@ -274,7 +274,7 @@ def test_a_closed_pipe_ends_it_quietly(cli: Cli) -> None:
         capture_output=True,
         env=cli.environment(),
         cwd=cli.data,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     assert done.stdout == b"141\n"
@@ -286,7 +286,7 @@ def test_a_closed_pipe_ends_following_without_a_record_to_write(cli: Cli) -> Non
     assert follower.stdout is not None
     assert follower.stdout.readline()
     follower.stdout.close()
-    assert follower.wait(60) == 141
+    assert follower.wait(180) == 141
     assert follower.stderr is not None
     assert follower.stderr.read() == b""
     follower.stderr.close()
@@ -298,7 +298,7 @@ def test_a_named_reader_stopped_by_a_closed_pipe_goes_on_behind_what_it_wrote(cl
     assert reader.stdout is not None
     first = [json.loads(reader.stdout.readline())["offset"] for _ in range(10)]
     reader.stdout.close()
-    assert reader.wait(60) == 141
+    assert reader.wait(180) == 141
     assert reader.stderr is not None
     reader.stderr.close()
     rest = [each["offset"] for each in cli("consume", "t", "--reader", "r", "--json").lines]
@@ -311,7 +311,7 @@ def test_a_full_disk_behind_stdout_is_an_error(cli: Cli) -> None:
     fill(cli, 10)
     with Path("/dev/full").open("wb") as full:
         process = cli.spawn("consume", "t", stdout=full)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=180)
     assert (process.returncode, err) == (3, b"error: No space left on device\n")
 
 

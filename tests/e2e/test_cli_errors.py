@@ -180,7 +180,7 @@ def test_debug_logging_goes_to_stderr(cli: Cli) -> None:
 def test_output_that_can_not_be_written_is_an_error_also_of_a_command_that_finds_something(cli: Cli) -> None:
     with Path("/dev/full").open("wb") as full:
         done = cli.spawn("status", "--json", stdout=full)
-        _, told = done.communicate(timeout=60)
+        _, told = done.communicate(timeout=180)
     assert done.returncode == 3
     assert b"No space left on device" in told
 

@@ -242,7 +242,7 @@ def test_a_signal_ends_it_in_order(cli: Cli, number: signal.Signals, code: int) 
     process.stdin.flush()
     wait_until(lambda: len(records(cli)) == 1)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert (process.returncode, err) == (code, b"")
     described = cli.json("topic", "describe", "t")
     # A WAL that was not closed in order would get a new leader epoch when the next command opens it.

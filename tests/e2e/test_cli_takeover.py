@@ -110,7 +110,7 @@ def test_a_broker_that_lost_a_topic_stops_acknowledging(tmp_path: Path, settings
         producer = KafkaProducer(
             bootstrap_servers=server.kafka, retries=0, request_timeout_ms=5000, acks="all", max_block_ms=5000
         )
-        producer.send("users", b"v", b"k").get(30)
+        producer.send("users", b"v", b"k").get(180)
         # The groups of this catalog are this broker's: another one serves none, and says so.
         consume_in_group(server.kafka, "users", "g", partitions=1, count=1)
         with serving(two.data, settings=settings) as other:
@@ -120,7 +120,7 @@ def test_a_broker_that_lost_a_topic_stops_acknowledging(tmp_path: Path, settings
 
         def is_refused() -> bool:
             try:
-                producer.send("users", b"v", b"k").get(30)
+                producer.send("users", b"v", b"k").get(180)
             except KafkaError as error:
                 assert type(error).__name__ in ("NotLeaderForPartitionError", "NotLeaderOrFollowerError"), (
                     error

@@ -73,7 +73,7 @@ def test_it_works_beside_a_writer_until_a_signal_ends_it_with_0(cli: Cli, number
             assert f"worker          process {worker.pid} on " in cli("topic", "describe", "users").out
         finally:
             worker.send_signal(number)
-            out, err = worker.communicate(timeout=60)
+            out, err = worker.communicate(timeout=180)
     assert (worker.returncode, out) == (0, b"Stopped.\n")
     assert b"info: compacted users partition 0 (min.cleanable.dirty.ratio, one stage)" in err
     assert b"Traceback" not in err
@@ -94,9 +94,9 @@ def test_a_signal_ends_it_also_while_spark_is_being_started(cli: Cli) -> None:
         children = psutil.Process(worker.pid).children(recursive=True)
         assert any("java" in each.name() for each in children)
         worker.terminate()
-        out, err = worker.communicate(timeout=30)
+        out, err = worker.communicate(timeout=180)
         assert (worker.returncode, b"Traceback" in err) == (0, False), (out, err)
-        psutil.wait_procs(children, timeout=60)
+        psutil.wait_procs(children, timeout=180)
         assert [
             each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE
         ] == []
@@ -115,14 +115,14 @@ def test_a_second_one_is_told_who_the_first_one_is(cli: Cli) -> None:
             assert "is its worker" in second.err
     finally:
         first.terminate()
-        first.communicate(timeout=60)
+        first.communicate(timeout=180)
 
 
 def test_a_program_gets_what_it_started_as_json(cli: Cli) -> None:
     worker = cli.spawn("worker", "--json")
     wait_until(lambda: load_status(cli.data) is not None)
     worker.terminate()
-    out, err = worker.communicate(timeout=60)
+    out, err = worker.communicate(timeout=180)
     found = json.loads(out)
     assert (worker.returncode, err) == (0, b"")
     assert (found["data_folder"], found["pid"]) == (str(cli.data), worker.pid)

@@ -486,7 +486,7 @@ def test_the_command_runs_checks_pauses_and_resets(tmp_path: Path) -> None:
         wait_until(lambda: state()["state"] == "running", state)
     finally:
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=180)
     assert process.returncode == 0, (out, err)
     assert json.loads(out)["sources"] == ["lines"]
     assert state()["state"] == "stopped"
@@ -517,7 +517,7 @@ def test_sources_run_beside_a_server(tmp_path: Path) -> None:
             wait_until(lambda: (data / "staging").exists() and cli.values("lines") == ["1", "2"])
         finally:
             process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=180)
         assert process.returncode == 0, err
     finally:
         server.stop()

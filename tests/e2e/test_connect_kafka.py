@@ -325,7 +325,7 @@ def committed(address: str) -> dict[int, int]:
     consumer = Consumer({"bootstrap.servers": address, "group.id": "readers"})
     try:
         asked = [TopicPartition("events", each) for each in range(PARTITIONS)]
-        return {each.partition: each.offset for each in consumer.committed(asked, timeout=60)}
+        return {each.partition: each.offset for each in consumer.committed(asked, timeout=180)}
     finally:
         consumer.close()
 

@@ -86,7 +86,7 @@ def test_deleted_records_are_gone_for_the_first_consumer(tmp_path: Path) -> None
         assert read(server.kafka)[b"a"] == [b"alive", None]
         admin = AdminClient({"bootstrap.servers": server.kafka})
         (deleted,) = admin.delete_records([TopicPartition("users", 0, 2)]).values()
-        deleted.result(60)
+        deleted.result(180)
         assert read(server.kafka, start=2)[b"a"] == [None]
         # Below the log start there is nothing any more: a consumer without a policy is told.
         with pytest.raises(AssertionError, match="_AUTO_OFFSET_RESET"):

@@ -33,7 +33,7 @@ def processes(server: Server) -> list[psutil.Process]:
 
 def test_it_is_ready_when_it_says_so(server: Server) -> None:
     host, _, port = server.kafka.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=60).close()
+    socket.create_connection((host, int(port)), timeout=180).close()
     with server.client() as client:
         assert client.get("/readyz").json() == {"ready": True, "problems": []}
         assert client.get("/healthz").json() == {"alive": True}
@@ -74,9 +74,9 @@ def test_whoever_waits_for_a_worker_that_is_killed_is_told(server: Server) -> No
     worker = psutil.Process(server.child("worker").pid)
     worker.suspend()
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(httpx.post, f"{server.url}/v1/topics/waiting/seal", json={}, timeout=60)
+        asked = pool.submit(httpx.post, f"{server.url}/v1/topics/waiting/seal", json={}, timeout=180)
         server.kill_child("worker")
-        answer = asked.result(60)
+        answer = asked.result(180)
     assert answer.status_code == 503
     assert "The worker" in answer.json()["detail"]
     assert cli.json("topic", "seal", "waiting")["records"] == 1
@@ -93,7 +93,7 @@ def test_a_broker_that_is_killed_is_started_again_with_what_was_acknowledged(ser
     cli("produce", "kept", stdin=b"c:3\n")
     assert cli.values("kept") == ["1", "2", "3"]
     host, _, port = kafka.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=60).close()
+    socket.create_connection((host, int(port)), timeout=180).close()
     assert "lastword_append_records_total" in httpx.get(f"{server.url}/metrics").text
 
 
@@ -120,15 +120,15 @@ def test_readyz_says_what_is_missing_while_the_worker_is_away(server: Server) ->
     worker = psutil.Process(server.child("worker").pid)
     worker.suspend()
     try:
-        answer = httpx.get(f"{server.url}/readyz", timeout=60)
+        answer = httpx.get(f"{server.url}/readyz", timeout=180)
         assert answer.status_code == 503
         assert answer.json()["problems"][0] == "the worker has not answered within 2 s"
-        text = httpx.get(f"{server.url}/metrics", timeout=60).text
+        text = httpx.get(f"{server.url}/metrics", timeout=180).text
         assert 'lastword_process_up{process="worker"} 0.0' in text
         assert "lastword_kafka_connections 0.0" in text
     finally:
         worker.resume()
-    wait_until(lambda: httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200, lambda: server.log)
+    wait_until(lambda: httpx.get(f"{server.url}/readyz", timeout=180).status_code == 200, lambda: server.log)
 
 
 def test_a_second_server_on_the_folder_is_told_of_the_first(server: Server) -> None:
@@ -176,7 +176,7 @@ def test_its_processes_end_when_the_supervisor_is_killed(tmp_path: Path) -> None
     children = processes(server)[1:]
     assert len(children) == 3
     os.kill(server.process.pid, signal.SIGKILL)
-    _gone, alive = psutil.wait_procs(children, timeout=60)
+    _gone, alive = psutil.wait_procs(children, timeout=180)
     assert not alive
     server.wait()
     # What it left behind is in nobody's way.
@@ -244,7 +244,7 @@ def test_people_are_told_what_runs_where(tmp_path: Path, monkeypatch: pytest.Mon
     assert "none: all have their defaults" in text
     assert "/docs" in text
     started.send_signal(signal.SIGTERM)
-    out, _ = started.communicate(timeout=60)
+    out, _ = started.communicate(timeout=180)
     assert started.returncode == 0
     assert out.decode().endswith("Stopped.\n")
 
@@ -262,7 +262,7 @@ def test_it_does_not_start_beside_another_worker(tmp_path: Path) -> None:
         assert f"process {worker.pid} on" in refused.err
     finally:
         worker.terminate()
-        worker.communicate(timeout=60)
+        worker.communicate(timeout=180)
 
 
 @pytest.mark.parametrize("is_new", [False, True])
@@ -296,7 +296,7 @@ def test_while_it_starts_status_says_so_and_for_what_it_waits(tmp_path: Path, is
         wait_until(lambda: not starting.exists())
     finally:
         server.terminate()
-        server.communicate(timeout=60)
+        server.communicate(timeout=180)
     assert cli.json("status", code=1)["starting"] is None
 
 

@@ -154,7 +154,7 @@ class Member:
 
     def stop(self) -> None:
         self._process.terminate()
-        self._process.wait(30)
+        self._process.wait(180)
         self._reader.join(10)
 
 

@@ -21,7 +21,7 @@ address = sys.argv[1]
 admin = KafkaAdminClient(bootstrap_servers=address)
 admin.create_topics([NewTopic("t", 2, 1)])
 producer = KafkaProducer(bootstrap_servers=address)
-producer.send("t", b"1", key=b"k").get(30)
+producer.send("t", b"1", key=b"k").get(180)
 producer.close()
 consumer = KafkaConsumer("t", bootstrap_servers=address, group_id="g", auto_offset_reset="earliest")
 next(consumer)

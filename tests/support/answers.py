@@ -73,7 +73,7 @@ from kafka.protocol.producer import (
 from tests.support.raw_client import RawClient
 
 RECORDED: Final = Path(__file__).with_name("kafka_answers.json")
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 180.0
 T_MS: Final = 1_700_000_000_000
 NOWHERE: Final = "nowhere"
 """The name of a topic that is not there."""

@@ -51,7 +51,7 @@ class RunningBroker:
 
     def run(self, coroutine: Any) -> Any:
         """Run something on the broker's loop, and wait for it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(180)
 
     def on_loop(self, function: Callable[[], T]) -> T:
         async def call() -> T:
@@ -68,7 +68,7 @@ class RunningBroker:
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(60)
+        self._thread.join(180)
         self._loop.close()
 
     def __enter__(self) -> Self:

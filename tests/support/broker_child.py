@@ -58,7 +58,7 @@ class BrokerProcess:
         if self._process.is_alive():
             assert self._process.pid is not None
             os.kill(self._process.pid, number)
-        self._process.join(60)
+        self._process.join(180)
         if self._process.is_alive():
             self._process.kill()
             raise AssertionError("the broker does not end")

@@ -16,7 +16,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-DEADLINE_S = 60
+DEADLINE_S = 180
 FLAGS = (
     "--headless",
     "--no-sandbox",

@@ -21,7 +21,7 @@ from lastword.log import Log
 
 ACCOUNTS, ORDERS = "public.accounts", '"Shop"."Orders"'
 TOPICS = {ACCOUNTS: "db.accounts", ORDERS: "db.Orders"}
-DEADLINE_S = 60
+DEADLINE_S = 180
 
 Key = tuple[Any, ...]
 Event = int | None

@@ -22,7 +22,7 @@ from lastword.cli.main import run
 from lastword.serve import priority
 
 COMMAND = str(Path(sys.executable).with_name("lastword"))
-DEADLINE_S = 60
+DEADLINE_S = 180
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import psycopg2
 import pytest
 from tests.support.waiting import wait_until
 
-DEADLINE_S = 60
+DEADLINE_S = 180
 SETTINGS = """
 wal_level = logical
 listen_addresses = ''

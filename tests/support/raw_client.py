@@ -14,7 +14,7 @@ class RawClient:
 
     def __init__(self, address: str, *, client_id: str = "raw") -> None:
         host, port = address.split(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        self._socket = socket.create_connection((host, int(port)), timeout=180)
         self._client_id = client_id.encode()
         self._number = 0
 

@@ -19,7 +19,7 @@ class RawReader:
         self.offset = 0
         self.received_bytes = 0
         self._topic = topic.encode()
-        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        self._socket = socket.create_connection((host, int(port)), timeout=180)
         self._buffer = memoryview(bytearray(MAX_BYTES + (2 << 20)))
 
     def fetch(self) -> None:

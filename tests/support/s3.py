@@ -75,4 +75,4 @@ def s3_server(bucket: str = "lastword") -> Iterator[S3Server]:
         yield server
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=180)

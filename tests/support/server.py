@@ -66,7 +66,7 @@ class Server:
         return f"http://{self.started['admin']}"
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, **options)
+        return httpx.Client(base_url=self.url, timeout=180, **options)
 
     def child(self, name: str) -> running.ChildProcess:
         found = running.load(self.data)
@@ -86,7 +86,7 @@ class Server:
 
     def wait(self) -> int:
         code = self.process.wait(DEADLINE_S)
-        self._reader.join(60)
+        self._reader.join(180)
         assert self.process.stdout is not None and self.process.stderr is not None
         self.process.stdout.close()
         self.process.stderr.close()

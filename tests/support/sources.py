@@ -13,7 +13,7 @@ from tests.support.postgres import Cluster
 from lastword.connect import ConnectConfig, Connectors
 from lastword.log import Log
 
-DEADLINE_S = 60
+DEADLINE_S = 180
 SETTINGS = {
     "topic": {"auto_create": "true", "default_config": {"cleanup.policy": "compact"}},
     "retry": {"first_ms": 20, "max_ms": 200},

@@ -93,12 +93,12 @@ def test_what_is_only_offered_need_not_be_done() -> None:
 
     def slow() -> None:
         started.set()
-        go_on.wait(60)
+        go_on.wait(180)
 
     done: list[int] = []
     with pytest.raises(RuntimeError), Pool(1) as pool:
         pool.offer(Task(slow))
-        started.wait(60)
+        started.wait(180)
         for number in range(5):
             pool.offer(Task(lambda number=number: done.append(number)))
         go_on.set()

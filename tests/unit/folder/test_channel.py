@@ -146,7 +146,7 @@ def test_an_asker_that_is_killed_ends_what_it_holds(noted: tuple[Noted, str]) ->
     handler, path = noted
     code = "import os, sys; from lastword.folder.channel import hold; hold(sys.argv[1], {'do': 'commit'}).__enter__(); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 9
-    assert handler.left.wait(60)
+    assert handler.left.wait(180)
     assert handler.events == ["begun commit", "over commit"]
 
 
@@ -159,7 +159,7 @@ def test_an_asker_that_is_killed_before_it_is_answered_is_no_error(
     @contextmanager
     def held() -> Iterator[dict[str, Any]]:
         begun.set()
-        assert gone.wait(60)
+        assert gone.wait(180)
         try:
             yield {}
         finally:
@@ -176,7 +176,7 @@ def test_an_asker_that_is_killed_before_it_is_answered_is_no_error(
     with socket.socket(socket.AF_UNIX) as asker:
         asker.connect(server.path)
         asker.sendall(b'{"do": "commit"}\n')
-        assert begun.wait(60)
+        assert begun.wait(180)
     gone.set()
     server.close()
     assert over.is_set()
@@ -216,7 +216,7 @@ class Working:
 
     def wait(self, timeouts: int = 3) -> None:
         for _ in range(timeouts * channel._WORKING_TIMES):
-            assert self._enough.acquire(timeout=60)
+            assert self._enough.acquire(timeout=180)
 
 
 def test_an_asker_waits_for_as_long_as_the_writer_works(monkeypatch: pytest.MonkeyPatch) -> None:

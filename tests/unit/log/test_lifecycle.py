@@ -47,10 +47,10 @@ class Gate:
             self._passed = True
             self.thread = threading.current_thread()
             self._reached.set()
-            assert self._open.wait(60)
+            assert self._open.wait(180)
 
     def wait(self) -> None:
-        assert self._reached.wait(60)
+        assert self._reached.wait(180)
 
     def open(self) -> None:
         self._open.set()
@@ -308,7 +308,7 @@ class TestOthersGoOn:
             gate.wait()
             monkeypatch.setattr(disk, "fdatasync", noted)
             fill(log.topic("a"), 1, 2)
-            assert synced.wait(60)
+            assert synced.wait(180)
             assert worker.topic("a").seal().records == 2
             gate.open()
             changing.join()
@@ -409,7 +409,7 @@ def test_a_deletion_can_be_noted_while_others_are_finished(
             if not met and (noting := list((tmp_path / "data" / "deleting").glob("*.tmp"))):
                 met.append(noting[0].name)
                 # As the worker asks of the writer at any time.
-                in_thread(lambda: log.run_retention(steps=["collect"])).join(60)
+                in_thread(lambda: log.run_retention(steps=["collect"])).join(180)
 
         monkeypatch.setattr(disk, "fsync", finish_meanwhile)
         log.delete_topic("t")

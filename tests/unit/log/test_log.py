@@ -452,7 +452,7 @@ class TestSyncModes:
         monkeypatch.setattr(disk, "fdatasync", lambda fd: synced.set())
         with open_log(tmp_path / "d", clock, {"wal.sync": "interval:1"}) as log:
             fill(log.create_topic("t"), 0, 1)
-            assert synced.wait(60)
+            assert synced.wait(180)
             flusher = log._flusher
         assert flusher is not None and not flusher._thread.is_alive()
 

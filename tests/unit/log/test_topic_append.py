@@ -146,7 +146,7 @@ class TestMany:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(60)
+                thread.join(180)
 
             assert {each.offset: (each.value or b"").decode() for each in topic.read()} == told
             assert len(told) == 800

@@ -65,10 +65,10 @@ class Stopped:
         self.seen.append(name)
         if name == self._step:
             self.is_there.set()
-            assert self._go.wait(60)
+            assert self._go.wait(180)
 
     def wait(self) -> None:
-        assert self.is_there.wait(60)
+        assert self.is_there.wait(180)
 
     def let_go(self) -> None:
         self._go.set()
@@ -140,7 +140,7 @@ def test_the_role_is_a_process_s_and_lanes_are_its_own(tmp_path: Path) -> None:
 
             beside = threading.Thread(target=tidy)
             beside.start()
-            assert entered.wait(60)
+            assert entered.wait(180)
             beside.join()
             # One that has left gives nothing back that another still needs.
             with pytest.raises(LockedError), other.maintenance():

@@ -141,9 +141,9 @@ def test_a_writer_that_can_not_append_now_is_asked_again(
     rest = [writer.write(iter([rows(range(50))]))]
     committing = threading.Thread(target=writer.commit, args=(rest,))
     committing.start()
-    assert refused.wait(60)
+    assert refused.wait(180)
     topic.reopen_partition(1)
-    committing.join(60)
+    committing.join(180)
     assert values(topic) == list(range(50))
 
 

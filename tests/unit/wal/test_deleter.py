@@ -211,7 +211,7 @@ class TestTheTenCases:
             if step == "seal.written":
                 # In a thread of its own, as the worker's lanes are.
                 with ThreadPoolExecutor(1) as lane:
-                    done = lane.submit(files.run_retention).result(60)
+                    done = lane.submit(files.run_retention).result(180)
                 seen.append([each.file.seq for each in done.wal.deletions])
 
         steps.install(during_upload)

@@ -33,7 +33,7 @@ class Syncs:
     def __call__(self, fd: int) -> None:
         self.count += 1
         self.entered.set()
-        assert self.may_go.wait(60)
+        assert self.may_go.wait(180)
         if self.error is not None:
             raise self.error
         os.fdatasync(fd)
@@ -114,13 +114,13 @@ class TestOffsets:
         writer.stage(one)
         syncs.may_go.clear()
         syncing = in_thread(writer.sync)
-        assert syncs.entered.wait(60)
+        assert syncs.entered.wait(180)
         first = in_thread(lambda: together.append(writer.stage_all([one] * 4)))
         until(lambda: waiting(writer) == 1)
         second = in_thread(lambda: alone.append(writer.stage(one)[0]))
         syncs.may_go.set()
         for thread in (syncing, first, second):
-            thread.join(60)
+            thread.join(180)
 
         assert together == [range(1, 5)]
         assert alone == [5]
@@ -147,14 +147,14 @@ class TestGroupCommit:
         writer = wal.open()
         syncs.may_go.clear()
         threads = [in_thread(lambda: writer.append(one_batch("first")))]
-        assert syncs.entered.wait(60)
+        assert syncs.entered.wait(180)
         threads += [in_thread(lambda: writer.append(one_batch("other"))) for _ in range(8)]
         until(lambda: waiting(writer) == 8)
         assert writer.end_offset == 9
         assert writer.visible_end == 0
         syncs.may_go.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
 
         assert writer.visible_end == 9
         # The first one's, and one for the eight who came meanwhile.
@@ -271,7 +271,7 @@ class TestFailures:
         writer = wal.open()
         syncs.may_go.clear()
         syncing = in_thread(lambda: writer.append(one_batch("0")))
-        assert syncs.entered.wait(60)
+        assert syncs.entered.wait(180)
 
         def full(fd: int, data: memoryview) -> int:
             os.write(fd, data[:10])
@@ -281,7 +281,7 @@ class TestFailures:
         with pytest.raises(WriteFailedError, match="No space left"):
             writer.append(one_batch("1"))
         syncs.may_go.set()
-        syncing.join(60)
+        syncing.join(180)
         monkeypatch.setattr(disk, "write", os.write)
 
         assert wal.state.phase is Phase.FAILED
@@ -309,7 +309,7 @@ class TestFailures:
                 outcomes.append("failed")
 
         threads = [in_thread(append)]
-        assert syncs.entered.wait(60)
+        assert syncs.entered.wait(180)
         threads.append(in_thread(append))
         until(lambda: waiting(writer) == 1)
         assert writer._state_file is not None
@@ -320,7 +320,7 @@ class TestFailures:
         monkeypatch.setattr(writer._state_file, "write", broken)
         syncs.may_go.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
 
         assert outcomes == ["failed", "failed"]
         writer.close()
@@ -439,12 +439,12 @@ class TestRolls:
         writer.stage(one_batch("0"))
         syncs.may_go.clear()
         threads = [in_thread(writer.sync)]
-        assert syncs.entered.wait(60)
+        assert syncs.entered.wait(180)
         threads += [in_thread(writer.roll) for _ in range(2)]
         until(lambda: waiting(writer) == 2)
         syncs.may_go.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
 
         writer.close()
         assert wal.seqs == [1, 2]
@@ -457,14 +457,14 @@ class TestRolls:
         writer.stage(one)
         syncs.may_go.clear()
         threads = [in_thread(writer.sync)]
-        assert syncs.entered.wait(60)
+        assert syncs.entered.wait(180)
         threads.append(in_thread(writer.roll))
         until(lambda: waiting(writer) == 1)
         threads.append(in_thread(lambda: writer.stage(one)))
         until(lambda: waiting(writer) == 2)
         syncs.may_go.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
 
         writer.close()
         assert all(each.size_bytes for each in wal.checkpoint.files[:-1]), "no empty file was rolled"
@@ -517,7 +517,7 @@ class TestRolls:
 
         threads = [in_thread(lambda name=name: append(name)) for name in range(6)]  # type: ignore[misc]
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
         writer.close()
 
         found = wal.read()
