@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import base64
+import inspect
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from lastword.admin import connectors, exposition, health, models, pages, problems, scenes
-from lastword.admin.context import AdminContext, GroupAdmin, decoded, keys_of, one_key
+from lastword.admin.context import AdminContext, GroupAdmin, decoded, one_key
 from lastword.admin.jobs import EVENTS, Jobs
 from lastword.admin.page import page
 from lastword.broker.groups.replay import GROUPS_TOPIC
 from lastword.errors import InvalidError, InvalidRecordError, UnavailableError
 from lastword.folder import running
-from lastword.operations import describing, records, topics, wal
+from lastword.operations import records, topics, wal
+from lastword.operations.table import CREATE_TOPIC, EXPLAIN, OPERATIONS, SHOW_WAL, Operation
 from lastword.record_json import Json, Parsed, parse_record
 
 AskGroups = Callable[[Callable[[GroupAdmin], Any]], Any]
@@ -28,6 +30,9 @@ MAX_RECORDS = 10_000
 MAX_BYTES = 16 << 20
 GROUPS_S = 10.0
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+_WITH_QUERIES = (SHOW_WAL.name, EXPLAIN.name)
+"""Operations whose requests are in the address, each parameter described."""
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {
@@ -74,9 +79,10 @@ def build(
 
     problems.install(app)
     ask_groups = _group_asker(broker, groups)
-    _add_topics(app, context, ask_groups)
+    _add_operations(app, context, jobs)
+    _add_queries(app, context, ask_groups)
     _add_records(app, context)
-    _add_jobs(app, context, jobs)
+    _add_worker(app, context, jobs)
     _add_groups(app, ask_groups)
     _add_health(app, context, broker, sources_problem, ask_groups)
     connectors.add(app, context)
@@ -85,75 +91,68 @@ def build(
     return app
 
 
-def _add_topics(app: FastAPI, context: AdminContext, ask_groups: AskGroups) -> None:
-    log = context.log
+_TAGS = {"wal": "WAL", "config": "settings"}
 
-    @app.get("/v1/topics", tags=["topics"])
-    def list_topics() -> list[Json]:
-        """Every topic, with the settings of its own."""
-        return topics.list_topics(log)
 
-    @app.post("/v1/topics", tags=["topics"], status_code=201)
-    def create_topic(new: models.NewTopic) -> Json:
-        """Create a topic."""
-        return topics.create_topic(log, new.name, partitions=new.partitions, config=new.config)
-
-    @app.get("/v1/topics/{topic}", tags=["topics"])
-    def describe_topic(topic: str) -> Json:
-        """What a topic is, where its records are, what compaction has to do, what is wrong."""
-        return describing.describe_topic(log, topic)
-
-    @app.patch("/v1/topics/{topic}", tags=["topics"])
-    def alter_topic(topic: str, changes: models.TopicChanges) -> Json:
-        """Change settings, take them back, add partitions."""
-        return topics.alter_topic(
-            log, topic, set_config=changes.set, unset=changes.unset, partitions=changes.partitions
+def _add_operations(app: FastAPI, context: AdminContext, jobs: Jobs) -> None:
+    """The paths of the table of operations whose requests are objects, or nothing."""
+    for operation in OPERATIONS.values():
+        if operation.name in _WITH_QUERIES:
+            continue
+        tag = "maintenance" if operation.in_worker else _TAGS.get(operation.path.split("/")[-1], "topics")
+        tag = "WAL" if "/wal" in operation.path else tag
+        app.add_api_route(
+            operation.path,
+            _endpoint(operation, context, jobs),
+            methods=[operation.verb],
+            tags=[tag],
+            name=operation.name,
+            description=operation.function.__doc__,
+            status_code=201 if operation is CREATE_TOPIC else 200,
+            responses=_JOB if operation.in_worker else None,
+            response_model=None,
         )
 
-    @app.delete("/v1/topics/{topic}", tags=["topics"])
-    def delete_topic(topic: str) -> Json:
-        """Delete a topic with all its records and the positions of its readers."""
-        return topics.delete_topic(log, topic)
 
-    @app.get("/v1/topics/{topic}/repair", tags=["topics"])
-    def repair_plan(topic: str) -> Json:
-        """What is wrong with a topic's table, and the older state that it can go back to."""
-        return topics.repair_plan(log, topic)
+def _endpoint(operation: Operation[Any, Any], context: AdminContext, jobs: Jobs) -> Callable[..., Any]:
+    """A handler with the parameters of one operation: those in its path, and the object that it is sent."""
 
-    @app.post("/v1/topics/{topic}/repair", tags=["topics"])
-    def repair_topic(topic: str, _nothing: models.Nothing) -> Json:
-        """Have a topic whose table can't be read go back to an older state of it."""
-        return topics.repair_topic(log, topic)
+    def request_of(given: dict[str, Any]) -> Json:
+        body = given.pop("body", None)
+        return operation.heard({**given, **({} if body is None else body.said())})
 
-    @app.get("/v1/topics/{topic}/config", tags=["settings"])
-    def topic_config(topic: str) -> list[Json]:
-        """Each setting that holds for a topic, and where it comes from."""
-        return topics.settings(log, topic)
+    def answer(**given: Any) -> Any:
+        return operation.call(context.log, request_of(given))
+
+    async def answer_with_progress(request: Request, **given: Any) -> Response:
+        return await jobs.answer(request, context.worker.job(operation.name, **request_of(given)))
+
+    endpoint: Any = answer_with_progress if operation.in_worker else answer
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("request", kind, annotation=Request)] if operation.in_worker else []
+    parameters += [
+        inspect.Parameter(name, kind, annotation=str) for name in re.findall(r"{(\w+)}", operation.path)
+    ]
+    if operation.verb in ("POST", "PATCH"):
+        model = models.REQUESTS.get(operation.name, models.Nothing)
+        parameters.append(inspect.Parameter("body", kind, annotation=model))
+    returned = Response if operation.in_worker else Any
+    endpoint.__signature__ = inspect.Signature(parameters, return_annotation=returned)
+    return cast(Callable[..., Any], endpoint)
+
+
+def _add_queries(app: FastAPI, context: AdminContext, ask_groups: AskGroups) -> None:
+    log = context.log
 
     @app.get("/v1/config", tags=["settings"])
     def broker_config() -> list[Json]:
         """Each setting that topics inherit or that is the broker's, and where it comes from. Secrets are masked."""
-        return topics.settings(log, None)
+        return topics.broker_settings(log)
 
-    @app.get("/v1/topics/{topic}/history", tags=["topics"])
-    def history(topic: str) -> Json:
-        """The snapshots that are kept, oldest first, and what each did."""
-        return topics.history(log, topic)
-
-    @app.post("/v1/topics/{topic}/delete-records", tags=["topics"])
-    def delete_records(topic: str, wanted: models.DeleteRecords) -> Json:
-        """Delete the records of a partition before an offset."""
-        return topics.delete_records(log, topic, partition=wanted.partition, before=wanted.before)
-
-    @app.get("/v1/wal", tags=["WAL"])
+    @app.get(SHOW_WAL.path, tags=["WAL"])
     def show_wal(topic: Annotated[str | None, Query(description="Only this topic.")] = None) -> list[Json]:
         """The WAL files of each partition, what is kept aside, and known damage."""
-        return wal.show_wal(log, topic)
-
-    @app.get("/v1/topics/{topic}/wal/damage", tags=["WAL"])
-    def wal_damage(topic: str) -> Json:
-        """The damaged ranges of a topic's WAL."""
-        return wal.wal_damage(log, topic)
+        return SHOW_WAL.function(log, topic)
 
     @app.post("/v1/topics/{topic}/wal/skip-damage", tags=["WAL"])
     def skip_damage(topic: str, _nothing: models.Nothing) -> Json:
@@ -165,6 +164,34 @@ def _add_topics(app: FastAPI, context: AdminContext, ask_groups: AskGroups) -> N
         skipped = wal.skip_wal_damage(log, topic)
         ask_groups(lambda groups: groups.repaired())
         return skipped
+
+    @app.get(EXPLAIN.path, tags=["records"])
+    def explain(
+        topic: str,
+        partition: Annotated[int | None, Query(description="Only this partition.")] = None,
+        key: Annotated[str | None, Query(description="Only records of this key, as text.")] = None,
+        key_base64: Annotated[str | None, Query(description="Only records of this key.")] = None,
+        from_offset: Annotated[int, Query(alias="from", ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=MAX_RECORDS)] = 100,
+        run: Annotated[
+            Literal["asked for", "forced", "worker"],
+            Query(description="The run that is explained: as `compact`, as that by force, or as the worker."),
+        ] = "asked for",
+        seal: Annotated[bool, Query(description="Whether the run seals first.")] = True,
+    ) -> Json:
+        """Where records are, whether they stay or go in a compaction that begins now, why and until when."""
+        # It reads the keys of all segments: that is the worker's, so that no produce has to wait for it.
+        wanted = EXPLAIN.request(
+            topic,
+            partition=partition,
+            key=one_key(key, key_base64),
+            from_offset=from_offset,
+            limit=limit,
+            run=run,
+            seal=seal,
+        )
+        found: Json = context.worker.ask(EXPLAIN.name, wanted)
+        return found
 
 
 def _add_records(app: FastAPI, context: AdminContext) -> None:
@@ -226,35 +253,6 @@ def _add_records(app: FastAPI, context: AdminContext) -> None:
                 as_of=as_of,
             )
 
-    @app.get("/v1/topics/{topic}/explain", tags=["records"])
-    def explain(
-        topic: str,
-        partition: Annotated[int | None, Query(description="Only this partition.")] = None,
-        key: Annotated[str | None, Query(description="Only records of this key, as text.")] = None,
-        key_base64: Annotated[str | None, Query(description="Only records of this key.")] = None,
-        from_offset: Annotated[int, Query(alias="from", ge=0)] = 0,
-        limit: Annotated[int, Query(ge=1, le=MAX_RECORDS)] = 100,
-        run: Annotated[
-            Literal["asked for", "forced", "worker"],
-            Query(description="The run that is explained: as `compact`, as that by force, or as the worker."),
-        ] = "asked for",
-        seal: Annotated[bool, Query(description="Whether the run seals first.")] = True,
-    ) -> Json:
-        """Where records are, whether they stay or go in a compaction that begins now, why and until when."""
-        wanted_key = one_key(key, key_base64)
-        # It reads the keys of all segments: that is the worker's, so that no produce has to wait for it.
-        wanted = {
-            "topic": topic,
-            "partition": partition,
-            "key_base64": None if wanted_key is None else base64.b64encode(wanted_key).decode(),
-            "from_offset": from_offset,
-            "limit": limit,
-            "run": run,
-            "seal": seal,
-        }
-        found: Json = context.worker.ask("explain", wanted)
-        return found
-
 
 def _parsed(index: int, entry: Json) -> Parsed:
     try:
@@ -265,55 +263,11 @@ def _parsed(index: int, entry: Json) -> Parsed:
         raise InvalidError(f"records.{index}: {error}") from None
 
 
-def _add_jobs(app: FastAPI, context: AdminContext, jobs: Jobs) -> None:
-    worker = context.worker
-
-    @app.post("/v1/topics/{topic}/seal", tags=["maintenance"], responses=_JOB)
-    async def seal(request: Request, topic: str, _nothing: models.Nothing) -> Response:
-        """Commit everything that is only in the WAL as sealed segments."""
-        return await jobs.answer(request, worker.job("seal", topic=topic))
-
-    @app.post("/v1/topics/{topic}/compact", tags=["maintenance"], responses=_JOB)
-    async def compact_topic(request: Request, topic: str, wanted: models.CompactTopic) -> Response:
-        """Compact a topic, whatever its dirty ratio is; or show what that would do."""
-        return await jobs.answer(request, worker.job("compact_topic", topic=topic, **wanted.model_dump()))
-
-    @app.post("/v1/compact", tags=["maintenance"], responses=_JOB)
-    async def compact(request: Request, wanted: models.CompactAll) -> Response:
-        """Compact what is due in all topics, or whatever is dirty; or show what that would do."""
-        return await jobs.answer(
-            request, worker.job("compact_all", all_dirty=wanted.all, dry_run=wanted.dry_run)
-        )
-
-    @app.post("/v1/topics/{topic}/verify", tags=["maintenance"], responses=_JOB)
-    async def verify(request: Request, topic: str, wanted: models.Verify) -> Response:
-        """Prove on Spark that compaction lost nothing, by comparing two snapshots."""
-        return await jobs.answer(request, worker.job("verify", topic=topic, **wanted.model_dump()))
-
-    @app.post("/v1/topics/{topic}/erase", tags=["maintenance"], responses=_JOB)
-    async def erase(request: Request, topic: str, wanted: models.Erase) -> Response:
-        """Remove every record of some keys from all files of a topic, for good."""
-        keys = keys_of(wanted.keys, wanted.keys_base64)
-        return await jobs.answer(request, worker.job("erase", topic=topic, keys_base64=keys))
-
-    @app.post("/v1/backup", tags=["maintenance"], responses=_JOB)
-    async def backup(request: Request, wanted: models.Backup) -> Response:
-        """Make a backup of the whole log, while it is served."""
-        if "://" not in wanted.to and not wanted.to.startswith("/"):
-            raise InvalidError(
-                f"to: {wanted.to!r} must be a whole path, or an address such as s3://bucket/path."
-            )
-        return await jobs.answer(request, worker.job("backup", **wanted.model_dump()))
-
-    @app.post("/v1/retention", tags=["maintenance"], responses=_JOB)
-    async def retention(request: Request, wanted: models.Retention) -> Response:
-        """Run one round of retention, or show what would go."""
-        return await jobs.answer(request, worker.job("retention", **wanted.model_dump()))
-
+def _add_worker(app: FastAPI, context: AdminContext, jobs: Jobs) -> None:
     @app.post("/v1/worker/run", tags=["maintenance"], responses=_JOB)
     async def run_worker(request: Request, _nothing: models.Nothing) -> Response:
         """Run every job of the worker once, now."""
-        return await jobs.answer(request, worker.job("run_all"))
+        return await jobs.answer(request, context.worker.job("run_all"))
 
 
 def _group_asker(

@@ -6,6 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from lastword.admin.context import keys_of
+from lastword.errors import InvalidError
+from lastword.record_json import Json
+
 Records = list[dict[str, Any]]
 
 
@@ -22,6 +26,10 @@ SnapshotId = Annotated[
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    def said(self) -> Json:
+        """What an operation of the table is told."""
+        return self.model_dump()
 
 
 class NewTopic(_Body):
@@ -82,6 +90,9 @@ class Erase(_Body):
     keys: list[str] = Field(default_factory=list, description="Keys that are text.")
     keys_base64: list[str] = Field(default_factory=list, description="Keys that are any bytes.")
 
+    def said(self) -> Json:
+        return {"keys_base64": keys_of(self.keys, self.keys_base64)}
+
 
 class Retention(_Body):
     """A round of retention."""
@@ -103,9 +114,30 @@ class Backup(_Body):
         examples=[{"s3.endpoint": "http://127.0.0.1:9000"}],
     )
 
+    def said(self) -> Json:
+        if "://" not in self.to and not self.to.startswith("/"):
+            raise InvalidError(
+                f"to: {self.to!r} must be a whole path, or an address such as s3://bucket/path."
+            )
+        return self.model_dump()
+
 
 class Nothing(_Body):
     """An empty object."""
+
+
+REQUESTS: dict[str, type[_Body]] = {
+    "create_topic": NewTopic,
+    "alter_topic": TopicChanges,
+    "delete_records": DeleteRecords,
+    "compact_topic": CompactTopic,
+    "compact": CompactAll,
+    "verify": Verify,
+    "erase": Erase,
+    "backup": Backup,
+    "retention": Retention,
+}
+"""What the operations of the table are asked with; the others take nothing."""
 
 
 class NewRecords(_Body):

@@ -92,9 +92,11 @@ def create(
     It is consistent, and nobody has to stop for it. Files that the place has already are not copied again. The exit code
     is 1 if a topic could not be copied; the others are.
     """
+    from lastword.operations.table import BACKUP
+
     with session.output.stages({"backup": (f"Backing up to {to}", "bytes")}) as progress:
-        report = session.backend.make_backup(
-            _whole(to), keep=keep, properties=_properties(properties), progress=progress
+        report = session.backend.run(
+            BACKUP, _whole(to), keep=keep, properties=_properties(properties), progress=progress
         )
     session.output.show(report, *_backup_parts(report))
     if report["problems"]:

@@ -71,8 +71,12 @@ def compact_topic(
     What is only in the WAL is sealed first. The exit code is 1 if a partition could not be compacted, or Spark could
     not be started; what could be is done.
     """
+    from lastword.operations.table import COMPACT_TOPIC
+
     if dry_run:
-        planned = session.backend.plan_topic(name, partitions=partition, force=force, seal=not no_seal)
+        planned = session.backend.run(
+            COMPACT_TOPIC, name, partitions=partition, force=force, seal=not no_seal, dry_run=True
+        )
         unsealed = count(planned["unsealed_records"], "record")
         last = [f"{unsealed} in the WAL would be sealed first, and can't be counted in here."]
         _show_plans(
@@ -84,8 +88,8 @@ def compact_topic(
         "compact": (f"Compacting {name}", "records"),
     }
     with session.output.stages(stages) as progress:
-        report = session.backend.compact_topic(
-            name, partitions=partition, force=force, seal=not no_seal, progress=progress
+        report = session.backend.run(
+            COMPACT_TOPIC, name, partitions=partition, force=force, seal=not no_seal, progress=progress
         )
     sealed = report["sealed"]
     _show_report(
@@ -116,6 +120,8 @@ def compact(
     Only what is sealed is compacted. The exit code is 1 if a topic or a partition could not be compacted; the others
     are.
     """
+    from lastword.operations.table import COMPACT_ALL
+
     if all_dirty and due:
         raise InvalidError("--all and --due say different things; give one of them.")
     reason = (
@@ -124,10 +130,10 @@ def compact(
         else "nothing is due; `lastword compact --all` compacts whatever is dirty."
     )
     if dry_run:
-        _show_plans(session, session.backend.plan_all(all_dirty=all_dirty), reason)
+        _show_plans(session, session.backend.run(COMPACT_ALL, all_dirty=all_dirty, dry_run=True), reason)
         return
     with session.output.stages({"compact": ("Compacting", "records")}) as progress:
-        report = session.backend.compact_all(all_dirty=all_dirty, progress=progress)
+        report = session.backend.run(COMPACT_ALL, all_dirty=all_dirty, progress=progress)
     _show_report(session, report, [], reason)
     if _problems(report):
         raise typer.Exit(1)

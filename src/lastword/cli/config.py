@@ -36,7 +36,10 @@ def show(
 
     Without a topic: what topics inherit, and the broker's own settings. Secrets are masked.
     """
-    settings = session.backend.settings(topic)
+    from lastword.operations.table import TOPIC_CONFIG
+
+    backend = session.backend
+    settings = backend.broker_settings() if topic is None else backend.run(TOPIC_CONFIG, topic)
     session.output.show(settings, table(["setting", "value", "from"], [_row(each) for each in settings]))
 
 

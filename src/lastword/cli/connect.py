@@ -188,13 +188,14 @@ def _answer_metrics(address: str) -> None:
 
 def _create_by_server(session: Session, name: str, partitions: int, config: Mapping[str, str]) -> object:
     from lastword.folder import running
+    from lastword.operations.table import CREATE_TOPIC
 
     if running.load(session.data_folder) is None:
         raise InvalidError(
             f"The topic {name!r} must be created by the process that has the log open; do that, or stop it, or let a "
             f"`lastword serve` hold the log."
         )
-    return session.backend.create_topic(name, partitions=partitions, config=dict(config))
+    return session.backend.run(CREATE_TOPIC, name, partitions=partitions, config=dict(config))
 
 
 def _refuse_to_create(name: str, _partitions: int, _config: Mapping[str, str]) -> object:

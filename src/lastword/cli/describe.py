@@ -24,7 +24,9 @@ def describe(session: Session, name: TopicArgument) -> None:
 
     The exit code is 1 if its table can't be read.
     """
-    found = session.backend.describe_topic(name)
+    from lastword.operations.table import DESCRIBE_TOPIC
+
+    found = session.backend.run(DESCRIBE_TOPIC, name)
     if found["state"] == "unreadable":
         session.output.show(found, *_unreadable_parts(found))
         raise typer.Exit(1)

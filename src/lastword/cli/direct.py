@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from lastword.cli.backend import Appender
+from lastword.cli.backend import Appender, P, R
 from lastword.folder.paths import CONFIG_FILE
 from lastword.record_json import Json, Parsed
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lastword.log import Log
     from lastword.log.worker import Worker
-    from lastword.operations.topics import OnProgress
+    from lastword.operations.table import Operation, Role
 
 logger = logging.getLogger(__name__)
 
@@ -51,161 +51,35 @@ class Direct:
 
     session: Opens
 
-    def topics(self) -> list[Json]:
-        from lastword.operations import topics
+    def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        request = operation.request(*args, **kwargs)
 
-        with self.session.read() as log:
-            return topics.list_topics(log)
+        def work() -> R:
+            with self._opened(operation.role_for(request)) as log:
+                return operation.function(log, *args, **kwargs)
 
-    def create_topic(self, name: str, *, partitions: int, config: dict[str, str]) -> Json:
-        from lastword.operations import topics
+        if operation.may_use_spark and not request.get("dry_run"):
+            return self.session.in_background(work)
+        return work()
 
-        with self.session.write(create=True) as log:
-            return topics.create_topic(log, name, partitions=partitions, config=config)
+    def _opened(self, role: Role) -> AbstractContextManager[Log]:
+        match role:
+            case "read":
+                return self.session.read()
+            case "maintain":
+                return self.session.maintain()
+            case "write" | "create":
+                return self.session.write(create=role == "create")
 
-    def describe_topic(self, name: str) -> Json:
-        from lastword.operations.describing import describe_topic
-
-        with self.session.read() as log:
-            return describe_topic(log, name)
-
-    def alter_topic(
-        self, name: str, *, set_config: dict[str, str], unset: list[str], partitions: int | None
-    ) -> Json:
-        from lastword.operations import topics
-
-        with self.session.write() as log:
-            return topics.alter_topic(log, name, set_config=set_config, unset=unset, partitions=partitions)
-
-    def delete_topic(self, name: str) -> Json:
-        from lastword.operations import topics
-
-        with self.session.write() as log:
-            return topics.delete_topic(log, name)
-
-    def repair_plan(self, name: str) -> Json:
-        from lastword.operations import topics
-
-        with self.session.read() as log:
-            return topics.repair_plan(log, name)
-
-    def repair_topic(self, name: str) -> Json:
-        from lastword.operations import topics
-
-        with self.session.write() as log:
-            return topics.repair_topic(log, name)
-
-    def delete_records(self, name: str, *, partition: int, before: int) -> Json:
-        from lastword.operations import topics
-
-        with self.session.write() as log:
-            return topics.delete_records(log, name, partition=partition, before=before)
-
-    def history(self, name: str) -> Json:
-        from lastword.operations import topics
-
-        with self.session.read() as log:
-            return topics.history(log, name)
-
-    def settings(self, topic: str | None) -> list[Json]:
+    def broker_settings(self) -> list[Json]:
+        # Not by opening the log: the settings can be looked at before there is one.
         from dataclasses import asdict
 
-        if topic is not None:
-            from lastword.operations import topics
-
-            with self.session.read() as log:
-                return topics.settings(log, topic)
-        # Not by opening the log: the settings can be looked at before there is one.
         from lastword.config import BrokerConfig
 
         own = self.session.data_folder / CONFIG_FILE
         config = BrokerConfig.load(self.session.config or (own if own.exists() else None))
         return [asdict(each) for each in config.explain()]
-
-    # --------------------------------------------------------------------------------------- maintenance
-
-    def seal(self, name: str, *, progress: OnProgress) -> Json:
-        from lastword.operations import topics
-
-        with self.session.maintain() as log:
-            return topics.seal(log, name, progress=progress)
-
-    def plan_topic(self, name: str, *, partitions: list[int] | None, force: bool, seal: bool) -> Json:
-        from lastword.operations import compaction
-
-        with self.session.read() as log:
-            return compaction.plan_topic(log, name, partitions=partitions, force=force, seal=seal)
-
-    def compact_topic(
-        self, name: str, *, partitions: list[int] | None, force: bool, seal: bool, progress: OnProgress
-    ) -> Json:
-        from lastword.operations import compaction
-
-        def work() -> Json:
-            with self.session.maintain() as log:
-                return compaction.compact_topic(
-                    log, name, partitions=partitions, force=force, seal=seal, progress=progress
-                )
-
-        return self.session.in_background(work)
-
-    def plan_all(self, *, all_dirty: bool) -> Json:
-        from lastword.operations import compaction
-
-        with self.session.read() as log:
-            return compaction.plan_all(log, all_dirty=all_dirty)
-
-    def compact_all(self, *, all_dirty: bool, progress: OnProgress) -> Json:
-        from lastword.operations import compaction
-
-        def work() -> Json:
-            with self.session.maintain() as log:
-                return compaction.compact_all(log, all_dirty=all_dirty, progress=progress)
-
-        return self.session.in_background(work)
-
-    def verify(self, name: str, *, before: int | None, after: int | None) -> Json:
-        from lastword.operations import compaction
-
-        def work() -> Json:
-            with self.session.read() as log:
-                return compaction.verify(log, name, before=before, after=after)
-
-        return self.session.in_background(work)
-
-    def erase(self, name: str, keys: list[bytes], *, progress: OnProgress) -> Json:
-        from lastword.operations import compaction
-
-        with self.session.maintain() as log:
-            return compaction.erase(log, name, keys, progress=progress)
-
-    def make_backup(
-        self, to: str, *, keep: int | None, properties: dict[str, str], progress: OnProgress
-    ) -> Json:
-        from lastword.operations.backups import make_backup
-
-        with self.session.read() as log:
-            return make_backup(log, to, keep=keep, properties=properties, progress=progress)
-
-    def run_retention(self, *, dry_run: bool, topics: list[str] | None) -> Json:
-        from lastword.operations.cleaning import run_retention
-
-        with self.session.read() if dry_run else self.session.maintain() as log:
-            return run_retention(log, dry_run=dry_run, topics=topics)
-
-    # ---------------------------------------------------------------------------------- WAL and records
-
-    def show_wal(self, name: str | None) -> list[Json]:
-        from lastword.operations import wal
-
-        with self.session.read() as log:
-            return wal.show_wal(log, name)
-
-    def wal_damage(self, name: str) -> Json:
-        from lastword.operations import wal
-
-        with self.session.read() as log:
-            return wal.wal_damage(log, name)
 
     def skip_wal_damage(self, name: str) -> Json:
         from lastword.broker.groups.replay import GROUPS_TOPIC, write_again

@@ -59,10 +59,12 @@ def erase(
     Sealed files, older snapshots and the WAL included; there is no time travel to before it. The exit code is 1
     if something is left, which the report names.
     """
+    from lastword.operations.table import ERASE, TOPIC_CONFIG
+
     keys = _keys(key or [], keys_file, key_base64 or [])
     # The question is asked before anything is locked: nobody should have to wait for an answer.
     backend = session.backend
-    backend.settings(name)
+    backend.run(TOPIC_CONFIG, name)
     question = (
         f"Erase every record of {count(len(keys), 'key')} from {name}, and with them all its older snapshots, "
         f"for ever?"
@@ -71,7 +73,7 @@ def erase(
         session.output.show({"topic": name, "erased": False}, "Nothing was erased.")
         raise typer.Exit(1)
     with session.output.stages({"erase": (f"Erasing from {name}", "segments")}) as progress:
-        report = backend.erase(name, keys, progress=progress)
+        report = backend.run(ERASE, name, keys, progress=progress)
     session.output.show(report, *_parts(report))
     if report["left"]:
         raise typer.Exit(1)

@@ -25,7 +25,9 @@ def history(session: Session, name: TopicArgument) -> None:
     The offsets of all partitions are added up; --json has them by partition. `consume --as-of snapshot:ID` reads
     one, `verify` compares two.
     """
-    found = session.backend.history(name)
+    from lastword.operations.table import HISTORY
+
+    found = session.backend.run(HISTORY, name)
     session.output.show(
         found,
         table(

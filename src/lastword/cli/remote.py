@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlencode, urlsplit
 
-from lastword.cli.backend import Appender
+from lastword.cli.backend import Appender, P, R
 from lastword.clock import SystemClock
 from lastword.errors import UnavailableError
 from lastword.folder.problems import from_problem
@@ -20,6 +19,7 @@ from lastword.folder.running import RunningServer
 from lastword.record_json import Json, Parsed, parsed_data
 
 if TYPE_CHECKING:
+    from lastword.operations.table import Operation
     from lastword.operations.topics import OnProgress
 
 WAIT_MS = 15_000
@@ -34,82 +34,20 @@ class Remote:
 
     server: RunningServer
 
-    def topics(self) -> list[Json]:
-        return self._list("/v1/topics")
+    def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        path, said = operation.address(operation.request(*args, **kwargs))
+        found: Any
+        if operation.verb == "GET":
+            asked = {name: value for name, value in said.items() if value is not None}
+            found = self._ask("GET", f"{path}?{urlencode(asked)}" if asked else path)
+        elif operation.in_worker:
+            found = self._job(path, said, cast("OnProgress | None", kwargs.get("progress")))
+        else:
+            found = self._ask(operation.verb, path, None if operation.verb == "DELETE" else said)
+        return cast(R, found)
 
-    def create_topic(self, name: str, *, partitions: int, config: dict[str, str]) -> Json:
-        return self._post("/v1/topics", {"name": name, "partitions": partitions, "config": config})
-
-    def describe_topic(self, name: str) -> Json:
-        return self._get(_topic(name))
-
-    def alter_topic(
-        self, name: str, *, set_config: dict[str, str], unset: list[str], partitions: int | None
-    ) -> Json:
-        changes = {"set": set_config, "unset": unset, "partitions": partitions}
-        return self._ask("PATCH", _topic(name), changes)
-
-    def delete_topic(self, name: str) -> Json:
-        return self._ask("DELETE", _topic(name))
-
-    def repair_plan(self, name: str) -> Json:
-        return self._get(_topic(name, "repair"))
-
-    def repair_topic(self, name: str) -> Json:
-        return self._post(_topic(name, "repair"), {})
-
-    def delete_records(self, name: str, *, partition: int, before: int) -> Json:
-        return self._post(_topic(name, "delete-records"), {"partition": partition, "before": before})
-
-    def history(self, name: str) -> Json:
-        return self._get(_topic(name, "history"))
-
-    def settings(self, topic: str | None) -> list[Json]:
-        return self._list("/v1/config" if topic is None else _topic(topic, "config"))
-
-    # --------------------------------------------------------------------------------------- maintenance
-
-    def seal(self, name: str, *, progress: OnProgress) -> Json:
-        return self._job(_topic(name, "seal"), {}, progress)
-
-    def plan_topic(self, name: str, *, partitions: list[int] | None, force: bool, seal: bool) -> Json:
-        wanted = {"partitions": partitions, "force": force, "seal": seal, "dry_run": True}
-        return self._job(_topic(name, "compact"), wanted, None)
-
-    def compact_topic(
-        self, name: str, *, partitions: list[int] | None, force: bool, seal: bool, progress: OnProgress
-    ) -> Json:
-        wanted = {"partitions": partitions, "force": force, "seal": seal}
-        return self._job(_topic(name, "compact"), wanted, progress)
-
-    def plan_all(self, *, all_dirty: bool) -> Json:
-        return self._job("/v1/compact", {"all": all_dirty, "dry_run": True}, None)
-
-    def compact_all(self, *, all_dirty: bool, progress: OnProgress) -> Json:
-        return self._job("/v1/compact", {"all": all_dirty}, progress)
-
-    def verify(self, name: str, *, before: int | None, after: int | None) -> Json:
-        return self._job(_topic(name, "verify"), {"before": before, "after": after}, None)
-
-    def erase(self, name: str, keys: list[bytes], *, progress: OnProgress) -> Json:
-        encoded = [base64.b64encode(each).decode() for each in keys]
-        return self._job(_topic(name, "erase"), {"keys_base64": encoded}, progress)
-
-    def make_backup(
-        self, to: str, *, keep: int | None, properties: dict[str, str], progress: OnProgress
-    ) -> Json:
-        return self._job("/v1/backup", {"to": to, "keep": keep, "properties": properties}, progress)
-
-    def run_retention(self, *, dry_run: bool, topics: list[str] | None) -> Json:
-        return self._job("/v1/retention", {"dry_run": dry_run, "topics": topics}, None)
-
-    # ---------------------------------------------------------------------------------- WAL and records
-
-    def show_wal(self, name: str | None) -> list[Json]:
-        return self._list("/v1/wal" if name is None else f"/v1/wal?{urlencode({'topic': name})}")
-
-    def wal_damage(self, name: str) -> Json:
-        return self._get(_topic(name, "wal/damage"))
+    def broker_settings(self) -> list[Json]:
+        return self._list("/v1/config")
 
     def skip_wal_damage(self, name: str) -> Json:
         return self._post(_topic(name, "wal/skip-damage"), {})
@@ -143,12 +81,13 @@ class Remote:
         return self._get(f"/v1/groups/{quote(name, safe='')}")
 
     def delete_group(self, name: str) -> Json:
-        return self._ask("DELETE", f"/v1/groups/{quote(name, safe='')}")
+        found: Json = self._ask("DELETE", f"/v1/groups/{quote(name, safe='')}")
+        return found
 
     # --------------------------------------------------------------------------------------- the worker
 
     def run_worker_once(self) -> Json:
-        return self._job("/v1/worker/run", {}, None)
+        return self._job("/v1/worker/run", {})
 
     def status(self) -> Json:
         return self._get("/v1/status")
@@ -161,17 +100,18 @@ class Remote:
             return found
 
     def _get(self, path: str) -> Json:
-        return self._ask("GET", path)
+        found: Json = self._ask("GET", path)
+        return found
 
     def _post(self, path: str, body: Json) -> Json:
-        return self._ask("POST", path, body)
+        found: Json = self._ask("POST", path, body)
+        return found
 
-    def _ask(self, method: str, path: str, body: Json | None = None) -> Json:
+    def _ask(self, method: str, path: str, body: Json | None = None) -> Any:
         with self._sent(method, path, body, "application/json") as response:
-            found: Json = _content(response)
-            return found
+            return _content(response)
 
-    def _job(self, path: str, body: Json, progress: OnProgress | None) -> Json:
+    def _job(self, path: str, body: Json, progress: OnProgress | None = None) -> Json:
         """Ask for something that takes long, and follow its events to the result."""
         with self._sent("POST", path, body, "text/event-stream") as response:
             if response.headers.get_content_type() != "text/event-stream":

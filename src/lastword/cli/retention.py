@@ -37,7 +37,9 @@ def run(
 
     Only what is sealed is touched. The exit code is 1 if something could not be done; the rest is.
     """
-    report = session.backend.run_retention(dry_run=dry_run, topics=topic or None)
+    from lastword.operations.table import RETENTION
+
+    report = session.backend.run(RETENTION, dry_run=dry_run, topics=topic or None)
     session.output.show(report, *_parts(report))
     if report["problems"]:
         raise typer.Exit(1)

@@ -62,8 +62,10 @@ def create(
     config: SettingsOption = None,
 ) -> None:
     """Create a topic, and the data folder if it is not there yet."""
+    from lastword.operations.table import CREATE_TOPIC
+
     settings = take_settings(session, config or [], cleanup_policy)
-    made = session.backend.create_topic(name, partitions=partitions, config=settings)
+    made = session.backend.run(CREATE_TOPIC, name, partitions=partitions, config=settings)
     session.output.show(
         made,
         f"Created topic {name}: {count(made['partitions'], 'partition')}, {POLICY} {made['cleanup_policy']}.",
@@ -101,13 +103,15 @@ def alter(
     ] = None,
 ) -> None:
     """Change settings of a topic, or add partitions. Everything is applied, or nothing."""
+    from lastword.operations.table import ALTER_TOPIC
+
     settings = take_settings(session, config or [], None)
     unset = delete_config or []
     if not settings and not unset and partitions is None:
         raise InvalidError("There is nothing to change; give --config, --delete-config or --partitions.")
     if both := sorted(set(settings) & set(unset)):
         raise InvalidConfigError(f"{both[0]!r} is both set and taken back; do one of them")
-    done = session.backend.alter_topic(name, set_config=settings, unset=unset, partitions=partitions)
+    done = session.backend.run(ALTER_TOPIC, name, set_config=settings, unset=unset, partitions=partitions)
     if done["warning"] is not None:
         session.output.warn(done["warning"])
     rows = [
@@ -156,7 +160,9 @@ def _with_source(setting: dict[str, str]) -> str:
 @command(app, "list", examples=["lastword topic list", "lastword topic list --json"])
 def list_topics(session: Session) -> None:
     """List the topics."""
-    found = session.backend.topics()
+    from lastword.operations.table import LIST_TOPICS
+
+    found = session.backend.run(LIST_TOPICS)
     if not found:
         session.output.show(found, f"There are no topics in {session.data_folder}.")
         return
@@ -185,9 +191,11 @@ def list_topics(session: Session) -> None:
 @command(app, "delete", examples=["lastword topic delete users", "lastword topic delete users --yes"])
 def delete(session: Session, name: TopicArgument, yes: YesOption = False) -> None:
     """Delete a topic with all its records and the positions of its readers."""
+    from lastword.operations.table import DELETE_TOPIC, LIST_TOPICS
+
     # The question is asked before the log is locked: nobody should have to wait for an answer.
     backend = session.backend
-    found = next((each for each in backend.topics() if each["name"] == name), None)
+    found = next((each for each in backend.run(LIST_TOPICS) if each["name"] == name), None)
     if found is None:
         raise UnknownTopicError(f"there is no topic {name!r}")
     what = "unreadable" if found["partitions"] is None else count(found["partitions"], "partition")
@@ -195,7 +203,7 @@ def delete(session: Session, name: TopicArgument, yes: YesOption = False) -> Non
     if not session.confirm(question, yes=yes):
         session.output.show({"topic": name, "deleted": False}, "Nothing was deleted.")
         raise typer.Exit(1)
-    session.output.show(backend.delete_topic(name), f"Deleted topic {name}.")
+    session.output.show(backend.run(DELETE_TOPIC, name), f"Deleted topic {name}.")
 
 
 @command(
@@ -216,13 +224,15 @@ def repair(
     What was sealed since is sealed again from the WAL. It is refused where records would be lost. Without --yes nothing
     is changed, and the exit code is 1.
     """
+    from lastword.operations.table import REPAIR_PLAN, REPAIR_TOPIC
+
     if yes:
-        done = session.backend.repair_topic(name)
+        done = session.backend.run(REPAIR_TOPIC, name)
         session.output.show(
             done, f"{name} has gone back to {done['chosen']}. What the WAL has is sealed again in a while."
         )
         return
-    plan = session.backend.repair_plan(name)
+    plan = session.backend.run(REPAIR_PLAN, name)
     session.output.show(plan, *_repair_parts(plan))
     raise typer.Exit(1)
 
@@ -277,8 +287,10 @@ def seal(session: Session, name: TopicArgument) -> None:
 
     The exit code is 1 if a partition could not be sealed; the others are.
     """
+    from lastword.operations.table import SEAL
+
     with session.output.stages({"seal": (f"Sealing {name}", "bytes")}) as progress:
-        report = session.backend.seal(name, progress=progress)
+        report = session.backend.run(SEAL, name, progress=progress)
     session.output.show(report, *_sealed_parts(report))
     if report["problems"]:
         raise typer.Exit(1)
@@ -343,7 +355,9 @@ def delete_records(
     ],
 ) -> None:
     """Delete the records of a partition before an offset. No read shows them any more."""
-    done = session.backend.delete_records(name, partition=partition, before=before)
+    from lastword.operations.table import DELETE_RECORDS
+
+    done = session.backend.run(DELETE_RECORDS, name, partition=partition, before=before)
     old_start, log_start = done["log_start_before"], done["log_start"]
     if log_start > old_start:
         said = f"Deleted the offsets {offsets(old_start, log_start)} of {name} partition {partition}."

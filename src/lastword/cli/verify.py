@@ -51,9 +51,10 @@ def verify(
     Every key's winner is the same, what is gone was allowed to go, nothing else changed. The exit code is 1 if
     something is wrong. `topic history` lists the snapshots.
     """
+    from lastword.operations.table import VERIFY
 
     with session.output.progress(f"Comparing snapshots of {name}", unit="time"):
-        report = session.backend.verify(name, before=before, after=after)
+        report = session.backend.run(VERIFY, name, before=before, after=after)
     session.output.show(report, *_parts(report))
     if not report["holds"]:
         raise typer.Exit(1)

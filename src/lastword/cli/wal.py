@@ -33,7 +33,9 @@ def show(
     ] = None,
 ) -> None:
     """Show the WAL files of each partition, what is kept aside, and known damage."""
-    found = session.backend.show_wal(name)
+    from lastword.operations.table import SHOW_WAL
+
+    found = session.backend.run(SHOW_WAL, name)
     if not found:
         session.output.show(found, f"There are no topics in {session.data_folder}.")
         return
@@ -217,8 +219,10 @@ def repair(
 
     Without --skip nothing is changed, and the exit code is 1 if there is damage. The damaged files are kept aside.
     """
+    from lastword.operations.table import WAL_DAMAGE
+
     backend = session.backend
-    found = backend.wal_damage(name)
+    found = backend.run(WAL_DAMAGE, name)
     damage = found["damage"]
     if not damage:
         session.output.show(found, f"The WAL of {name} is not damaged.")

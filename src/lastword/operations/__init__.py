@@ -1,5 +1,6 @@
 """What can be asked of a log, in plain data: arguments and results are what JSON has.
 
+table.py        the one table of them: names, roles, processes, paths
 topics.py       list, create, change, delete, seal, history, settings
 describing.py   what a topic is, where its records are, what is wrong
 records.py      append some records, read some

@@ -25,7 +25,7 @@ def make_backup(
     progress: OnProgress = no_progress,
     stop: Stop = never,
 ) -> Json:
-    """Back up a log. No role is needed: it may be open for reading only."""
+    """Make a backup of the whole log, while it is served."""
     report = log.backup(
         to,
         keep=keep,

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from lastword.log import Log
 
 
-def run_retention(log: Log, *, dry_run: bool, topics: Sequence[str] | None = None) -> dict[str, Any]:
-    """What went, or with a dry run would go. Needs maintenance, but for a dry run."""
+def run_retention(log: Log, *, dry_run: bool = False, topics: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run one round of retention, or show what would go."""
     report = log.run_retention(dry_run=dry_run, topics=topics or None)
     return {
         "dry_run": dry_run,

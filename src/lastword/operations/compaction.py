@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +41,8 @@ def never() -> bool:
     return False
 
 
-def plan_topic(
-    log: Log, name: str, *, partitions: Sequence[int] | None = None, force: bool = False, seal: bool = True
-) -> Json:
-    """What `compact_topic` would do. Nothing is locked or changed."""
-    topic = log.topic(name)
-    _check_partitions(topic, partitions)
+def _plan_topic(topic: Topic, log: Log, partitions: Sequence[int] | None, *, force: bool, seal: bool) -> Json:
+    name = topic.name
     plans = log.plan_compaction([name], partitions=partitions, asked_for=True, force=force)
     return {
         "topic": name,
@@ -64,12 +60,15 @@ def compact_topic(
     partitions: Sequence[int] | None = None,
     force: bool = False,
     seal: bool = True,
+    dry_run: bool = False,
     progress: OnProgress = no_progress,
     stop: Stop = never,
 ) -> Json:
-    """Compact a topic whatever its dirty ratio is. Needs maintenance."""
+    """Compact a topic, whatever its dirty ratio is; or show what that would do."""
     topic = log.topic(name)
     _check_partitions(topic, partitions)
+    if dry_run:
+        return _plan_topic(topic, log, partitions, force=force, seal=seal)
     with log.maintenance():
         sealed = topic.seal(progress=lambda done, total: progress("seal", done, total)) if seal else None
         report = log.compact(
@@ -92,21 +91,25 @@ def compact_topic(
     }
 
 
-def plan_all(log: Log, *, all_dirty: bool) -> Json:
-    """What `compact_all` would do. Nothing is locked or changed."""
-    plans = log.plan_compaction(asked_for=all_dirty)
-    return {"dry_run": True, "partitions": [_plan_data(plan) for plan in plans]}
-
-
-def compact_all(log: Log, *, all_dirty: bool, progress: OnProgress = no_progress, stop: Stop = never) -> Json:
-    """Compact what is due in all topics, or whatever is dirty. Needs maintenance."""
+def compact_all(
+    log: Log,
+    *,
+    all_dirty: bool = False,
+    dry_run: bool = False,
+    progress: OnProgress = no_progress,
+    stop: Stop = never,
+) -> Json:
+    """Compact what is due in all topics, or whatever is dirty; or show what that would do."""
+    if dry_run:
+        plans = log.plan_compaction(asked_for=all_dirty)
+        return {"dry_run": True, "partitions": [_plan_data(plan) for plan in plans]}
     return _report_data(
         log.compact(asked_for=all_dirty, progress=lambda *numbers: progress("compact", *numbers), stop=stop)
     )
 
 
 def verify(log: Log, name: str, *, before: int | None = None, after: int | None = None) -> Json:
-    """Prove on Spark that compaction lost nothing between two snapshots. Nothing is changed."""
+    """Prove on Spark that compaction lost nothing, by comparing two snapshots."""
     report = log.verify(name, before=before, after=after)
     return {
         "topic": report.topic,
@@ -128,8 +131,8 @@ def verify(log: Log, name: str, *, before: int | None = None, after: int | None 
     }
 
 
-def erase(log: Log, name: str, keys: Iterable[bytes], *, progress: OnProgress = no_progress) -> Json:
-    """Remove every record of some keys for good. Needs maintenance."""
+def erase(log: Log, name: str, keys: Sequence[bytes], *, progress: OnProgress = no_progress) -> Json:
+    """Remove every record of some keys from all files of a topic, for good."""
     report = log.erase(name, keys, progress=lambda done, total: progress("erase", done, total))
     return {"erased": not report.left, **asdict(report), "left": list(report.left)}
 

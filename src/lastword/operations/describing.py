@@ -9,7 +9,6 @@ from lastword.errors import CorruptError, UnavailableError
 from lastword.folder.locks import Role, holder
 from lastword.folder.paths import wal_folder
 from lastword.maintenance.worker_state import load_status
-from lastword.reading.readers import CommittedPositions
 
 if TYPE_CHECKING:
     from lastword.log import Log
@@ -21,7 +20,9 @@ MOST_FOOTERS = 256
 
 
 def describe_topic(log: Log, name: str) -> dict[str, Any]:
-    """Everything about one topic; of one whose table can't be read, why. Nothing is locked or changed."""
+    """What a topic is, where its records are, what compaction has to do, what is wrong."""
+    from lastword.reading.readers import CommittedPositions
+
     try:
         topic = log.topic(name)
         found, problem = _look(topic)

@@ -26,7 +26,7 @@ def no_progress(stage: str, *numbers: int | None) -> None:
 
 
 def list_topics(log: Log) -> list[Json]:
-    """Every topic, with the settings of its own; of one whose table can't be read, why."""
+    """Every topic, with the settings of its own."""
     listing = log.listing()
     readable = [
         {
@@ -57,9 +57,11 @@ def list_topics(log: Log) -> list[Json]:
     return sorted([*readable, *unreadable], key=lambda each: str(each["name"]))
 
 
-def create_topic(log: Log, name: str, *, partitions: int, config: Mapping[str, object]) -> Json:
-    """Needs the writer."""
-    topic = log.create_topic(name, partitions=partitions, config=config)
+def create_topic(
+    log: Log, name: str, *, partitions: int = 1, config: Mapping[str, object] | None = None
+) -> Json:
+    """Create a topic."""
+    topic = log.create_topic(name, partitions=partitions, config=config or {})
     return {
         "topic": topic.name,
         "id": str(topic.id),
@@ -77,7 +79,7 @@ def alter_topic(
     unset: Iterable[str],
     partitions: int | None,
 ) -> Json:
-    """Needs the writer."""
+    """Change settings, take them back, add partitions."""
     from lastword.log.topics import warning_of_more_partitions
 
     unset = list(unset)
@@ -104,7 +106,7 @@ def alter_topic(
 
 
 def delete_topic(log: Log, name: str) -> Json:
-    """Needs the writer."""
+    """Delete a topic with all its records and the positions of its readers."""
     if name not in log.topics():
         raise UnknownTopicError(f"there is no topic {name!r}")
     log.delete_topic(name)
@@ -112,18 +114,18 @@ def delete_topic(log: Log, name: str) -> Json:
 
 
 def repair_plan(log: Log, name: str) -> Json:
-    """What is wrong with a topic's table, and the older state that it can go back to. Nothing is changed."""
+    """What is wrong with a topic's table, and the older state that it can go back to."""
     return _repair_data(log.plan_repair(name), repaired=False)
 
 
 def repair_topic(log: Log, name: str) -> Json:
-    """Go back to an older state of a topic's table. Needs the writer."""
+    """Have a topic whose table can't be read go back to an older state of it."""
     with wait_for_maintenance(log):
         return _repair_data(log.repair_topic(name), repaired=True)
 
 
 def delete_records(log: Log, name: str, *, partition: int, before: int) -> Json:
-    """Needs the writer."""
+    """Delete the records of a partition before an offset."""
     topic = log.topic(name)
     old_start = topic.extents()[partition].log_start if 0 <= partition < topic.partitions else 0
     log_start = topic.delete_records({partition: before})[partition]
@@ -131,7 +133,7 @@ def delete_records(log: Log, name: str, *, partition: int, before: int) -> Json:
 
 
 def seal(log: Log, name: str, *, progress: OnProgress = no_progress) -> Json:
-    """Needs maintenance."""
+    """Commit everything that is only in the WAL as sealed segments."""
     report = log.topic(name).seal(progress=lambda done, total: progress("seal", done, total))
     return {
         "topic": report.topic,
@@ -147,13 +149,18 @@ def seal(log: Log, name: str, *, progress: OnProgress = no_progress) -> Json:
 
 
 def history(log: Log, name: str) -> Json:
-    """The snapshots that are kept, oldest first."""
+    """The snapshots that are kept, oldest first, and what each did."""
     return {"topic": name, "snapshots": [_snapshot_data(each) for each in log.topic(name).history()]}
 
 
-def settings(log: Log, topic: str | None) -> list[Json]:
-    """Each effective setting and where it comes from."""
-    return [asdict(each) for each in log.explain_config(topic)]
+def topic_settings(log: Log, name: str) -> list[Json]:
+    """Each setting that holds for a topic, and where it comes from."""
+    return [asdict(each) for each in log.explain_config(name)]
+
+
+def broker_settings(log: Log) -> list[Json]:
+    """Each setting that topics inherit or that is the broker's, and where it comes from. Secrets are masked."""
+    return [asdict(each) for each in log.explain_config()]
 
 
 def _repair_data(plan: RepairPlan, *, repaired: bool) -> Json:

@@ -9,8 +9,6 @@ from lastword.clock import SystemClock
 from lastword.config import is_internal
 from lastword.folder.paths import ASIDE_FOLDER
 from lastword.operations.maintaining import wait_for_maintenance
-from lastword.wal import checkpoint as checkpoints
-from lastword.wal.files import file_name
 
 if TYPE_CHECKING:
     from lastword.log import Log
@@ -19,8 +17,8 @@ if TYPE_CHECKING:
     from lastword.wal.repair import DamagedRange
 
 
-def show_wal(log: Log, name: str | None) -> list[dict[str, Any]]:
-    """The WAL files of a topic, or of all. Nothing is locked or changed."""
+def show_wal(log: Log, name: str | None = None) -> list[dict[str, Any]]:
+    """The WAL files of each partition, what is kept aside, and known damage."""
     now_ms = SystemClock().now_ms()
     if name is not None:
         return [_topic_data(log.topic(name), now_ms)]
@@ -32,7 +30,7 @@ def show_wal(log: Log, name: str | None) -> list[dict[str, Any]]:
 
 
 def wal_damage(log: Log, name: str) -> dict[str, Any]:
-    """The damaged ranges of a topic's WAL, of an internal topic also of its segments. Nothing is locked or changed."""
+    """The damaged ranges of a topic's WAL; of an internal topic also of its segments."""
     topic = log.topic(name)
     found = [*(topic.sealed_damage() if is_internal(name) else ()), *topic.wal_damage()]
     return _damage_data(name, found, skipped=False)
@@ -63,6 +61,9 @@ def _topic_data(topic: Topic, now_ms: int) -> dict[str, Any]:
 
 
 def _partition_data(wal: LocalWal, log_end: int, now_ms: int) -> dict[str, Any]:
+    from lastword.wal import checkpoint as checkpoints
+    from lastword.wal.files import file_name
+
     saved = checkpoints.load_writer(wal.folder)
     opened_ms = {file.seq: file.opened_ms for file in saved.files} if saved else {}
     aside = wal.folder / ASIDE_FOLDER

@@ -7,7 +7,6 @@ of it ends between two commits, in bounded time (ending.py).
 
 from __future__ import annotations
 
-import base64
 import logging
 import signal
 from collections.abc import Callable
@@ -22,8 +21,9 @@ from lastword.folder.locks import Role, RoleLock
 from lastword.log import Log
 from lastword.log import open as open_log
 from lastword.log.worker import Worker
-from lastword.operations import backups, cleaning, compaction, explaining, topics, working
+from lastword.operations import working
 from lastword.operations.maintaining import wait_for_maintenance
+from lastword.operations.table import COMPACT_ALL, COMPACT_TOPIC, OPERATIONS
 from lastword.record_json import Json
 from lastword.serve.child import Leash, ServeOptions
 from lastword.serve.ending import STOP_S, StopRequest, in_thread
@@ -87,82 +87,24 @@ class _Requests:
         self._worker = worker
 
     def handle(self, request: dict[str, Any], progress: ReportProgress, gone: Stop) -> Any:
-        match request:
-            case {"do": "ping"}:
+        do = request.pop("do", None)
+        match do:
+            case "ping":
                 return "pong"
-            case {"do": "metrics"}:
+            case "metrics":
                 return metrics.exposition()
-            case {"do": "engine"}:
+            case "engine":
                 return self._log.compaction.engine_state()
-            case {"do": "compact_topic", "dry_run": True, "topic": topic}:
-                return compaction.plan_topic(
-                    self._log,
-                    topic,
-                    partitions=request["partitions"],
-                    force=request["force"],
-                    seal=request["seal"],
-                )
-            case {"do": "compact_all", "dry_run": True}:
-                return compaction.plan_all(self._log, all_dirty=request["all_dirty"])
-            case {"do": "retention", "dry_run": True}:
-                return cleaning.run_retention(self._log, dry_run=True, topics=request["topics"])
-            case {"do": "verify", "topic": topic}:
-                return compaction.verify(self._log, topic, before=request["before"], after=request["after"])
-            case {"do": "explain", "topic": topic}:
-                key = request["key_base64"]
-                return explaining.explain(
-                    self._log,
-                    topic,
-                    partition=request["partition"],
-                    key=None if key is None else base64.b64decode(key),
-                    from_offset=request["from_offset"],
-                    limit=request["limit"],
-                    run=request["run"],
-                    seal=request["seal"],
-                )
-            case {"do": "backup", "to": to}:
-                # Not under the maintenance role: sealing and all the rest go on beside it.
-                return backups.make_backup(
-                    self._log,
-                    to,
-                    keep=request["keep"],
-                    properties=request["properties"],
-                    progress=progress,
-                    stop=gone,
-                )
-            case {"do": "run_all"}:
+            case "run_all":
                 return working.run_worker_once(self._worker)
+        operation = OPERATIONS.get(str(do))
+        if operation is None:
+            raise InvalidError(f"the worker can't do {do!r}")
+        if operation.role_for(request) != "maintain":
+            return operation.call(self._log, request, progress, gone)
         with wait_for_maintenance(self._log):
-            return self._maintain(request, progress, gone)
-
-    def _maintain(self, request: dict[str, Any], progress: ReportProgress, gone: Stop) -> Any:
-        match request:
-            case {"do": "seal", "topic": topic}:
-                return topics.seal(self._log, topic, progress=progress)
-            case {"do": "compact_topic", "topic": topic}:
-                return self._compacted(
-                    compaction.compact_topic(
-                        self._log,
-                        topic,
-                        partitions=request["partitions"],
-                        force=request["force"],
-                        seal=request["seal"],
-                        progress=progress,
-                        stop=gone,
-                    )
-                )
-            case {"do": "compact_all"}:
-                return self._compacted(
-                    compaction.compact_all(
-                        self._log, all_dirty=request["all_dirty"], progress=progress, stop=gone
-                    )
-                )
-            case {"do": "erase", "topic": topic, "keys_base64": keys}:
-                decoded = [base64.b64decode(each) for each in keys]
-                return compaction.erase(self._log, topic, decoded, progress=progress)
-            case {"do": "retention"}:
-                return cleaning.run_retention(self._log, dry_run=False, topics=request["topics"])
-        raise InvalidError(f"the worker can't do {request.get('do')!r}")
+            done = operation.call(self._log, request, progress, gone)
+        return self._compacted(done) if operation in (COMPACT_TOPIC, COMPACT_ALL) else done
 
     def _compacted(self, report: Json) -> Json:
         done = [each for each in report["partitions"] if each["problem"] is None]
