@@ -6,13 +6,14 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.crash import Children
 from tests.support.crash_child import Job
 
 import lastword
-from lastword.errors import CorruptError
+from lastword.errors import CorruptError, StorageError
 
 BATCHES = 8
 PER_BATCH = 3
@@ -49,12 +50,17 @@ def read_all(topic: lastword.Topic, start: int = 0) -> list[tuple[int, bytes | N
     return [(record.offset, record.value) for record in topic.read(start, partition=0)]
 
 
-def read_until_damage(topic: lastword.Topic) -> tuple[list[tuple[int, bytes | None]], CorruptError | None]:
+def read_until_damage(topic: lastword.Topic) -> tuple[list[tuple[int, bytes | None]], Any]:
     found: list[tuple[int, bytes | None]] = []
     try:
         for record in topic.read(partition=0):
             found.append((record.offset, record.value))
     except CorruptError as error:
+        assert error.path
+        return found, error
+    except StorageError as error:
+        # One bit away from the number of our format are those of others.
+        assert "has format" in str(error)
         return found, error
     return found, None
 
@@ -310,7 +316,7 @@ def test_damage_in_a_segment_file(folder: Path) -> None:
             else:
                 found_damage += 1
                 assert found == right[: len(found)], f"byte {position}"
-                assert segment.name in str(error) and error.path.endswith(segment.name)
+                assert segment.name in str(error)
             segment.write_bytes(whole)
         assert found_damage > len(positions) // 4
         segment.write_bytes(whole[: len(whole) // 2])

@@ -37,7 +37,7 @@ def closing_metadata(null_values: Sequence[int], sketch: bytes) -> dict[bytes, b
 
 
 class Footer:
-    """What the footer of a segment's file says. StorageError if a newer Lastword wrote it."""
+    """What the footer of a segment's file says. StorageError if a newer Lastword wrote it, ArrowInvalid if it is damaged."""
 
     def __init__(self, metadata: pq.FileMetaData, segment: Segment) -> None:
         self._metadata = metadata
@@ -85,12 +85,10 @@ class Footer:
 
 
 def _check_format(found: bytes, segment: Segment) -> None:
-    try:
-        version = int(found)
-    except ValueError:
-        version = -1
-    if not 1 <= version <= FORMAT:
+    if not found.isdigit() or int(found) < 1:
+        raise pa.ArrowInvalid(f"its footer names the format {found!r}")
+    if int(found) > FORMAT:
         raise StorageError(
-            f"The segment file {segment.path} has format {found.decode(errors='replace')}; this version of Lastword "
-            f"reads up to {FORMAT}. Use the version that wrote it, or a newer one."
+            f"The segment file {segment.path} has format {int(found)}; this version of Lastword reads up to {FORMAT}. Use "
+            f"the version that wrote it, or a newer one; if there is none, the file is damaged."
         )
