@@ -52,6 +52,7 @@ from lastword.wal.flusher import Flusher
 if TYPE_CHECKING:
     from lastword.compaction.compacting import Compaction
     from lastword.compaction.job import CompactionReport
+    from lastword.compaction.service import TopicCompactionService
     from lastword.compaction.target import Target
     from lastword.log.worker import RetentionStep, Worker
     from lastword.maintenance.backup.make import BackupReport
@@ -152,7 +153,7 @@ class Log:
                     leases=self._leases,
                     maintenance=self.maintenance if self._maintains else None,
                     ask_to_roll=self._ask_to_roll,
-                    compaction_service=lambda name: self.compaction.service(name),
+                    kept_elsewhere=self._kept_elsewhere,
                 ),
                 forget=self._forget_compaction,
             )
@@ -580,6 +581,11 @@ class Log:
         return replace(
             topic.target(self._topics.load(name)), look_again=lambda: self._compaction_target(name)
         )
+
+    def _kept_elsewhere(self, topic: str) -> TopicCompactionService | None:
+        if self.config.compaction_service_factory in SHIPPED_FACTORIES:
+            return None
+        return self.compaction.service(topic)
 
     def _forget_compaction(self, topic: str) -> None:
         if self._compaction is not None:

@@ -82,7 +82,7 @@ class Topic:
         writes: bool,
         maintenance: Callable[..., AbstractContextManager[object]] | None,
         ask_to_roll: Callable[[str, bool], list[tuple[int, str]]],
-        compaction_service: Callable[[str], TopicCompactionService],
+        kept_elsewhere: Callable[[str], TopicCompactionService | None],
         foreign: NotOwnerError | None = None,
         may_append: Callable[[], None] | None = None,
     ) -> None:
@@ -99,7 +99,8 @@ class Topic:
         self._writes = writes
         self._maintenance = maintenance
         self._ask_to_roll = ask_to_roll
-        self._compaction_service = compaction_service
+        self._kept_elsewhere = kept_elsewhere
+        """The service that keeps a topic's compacted records outside of its table, if one does."""
         self._router = Router(info.name)
         self._closed = False
         self._partitions: tuple[Partition, ...] = ()
@@ -331,8 +332,8 @@ class Topic:
     ) -> Iterator[Record]:
         """The records from `start` up to the end of the log as of now; with `follow`, and those that come later.
 
-        With `compacted` what has been compacted is read through the compaction service, which may keep it
-        elsewhere and in another form; the rest as usual. A compaction that commits meanwhile may move the end.
+        With `compacted` what has been compacted is read through a compaction service that keeps it elsewhere, if the
+        log has one; the rest as usual. A compaction that commits meanwhile may move the end.
         """
         batches = self.read_arrow(start, partition=partition, follow=follow, compacted=compacted)
         return (record for records in batches for record in to_records(records))
@@ -350,7 +351,7 @@ class Topic:
         return stream(
             readers,
             {each: start_offset(reader, start) for each, reader in readers.items()},
-            service=self._compaction_service(self.name) if compacted else None,
+            service=self._kept_elsewhere(self.name) if compacted else None,
             follow_until=(lambda: self._closed) if follow else None,
             clock=self._clock,
         )
