@@ -20,6 +20,7 @@ from lastword.admin.context import AdminContext
 from lastword.admin.jobs import Jobs
 from lastword.errors import InvalidError, UnavailableError, UnknownTopicError
 from lastword.folder.channel import ReportProgress
+from lastword.operations.table import COMPACT_TOPIC
 from lastword.record_json import Json
 
 T = TypeVar("T")
@@ -128,12 +129,7 @@ def _add_topics(app: FastAPI, context: AdminContext, jobs: Jobs) -> None:
     async def run_topic(request: Request, topic: str, wanted: models.SceneRun) -> Response:
         """Seal and compact a partition, really: `run` has the frames of it."""
         compact = context.worker.job(
-            "compact_topic",
-            topic=topic,
-            partitions=[wanted.partition],
-            seal=True,
-            force=False,
-            dry_run=False,
+            COMPACT_TOPIC.name, **COMPACT_TOPIC.request(topic, partitions=[wanted.partition])
         )
 
         def run(progress: ReportProgress, gone: Callable[[], bool]) -> Json:

@@ -87,7 +87,7 @@ class _Requests:
         self._worker = worker
 
     def handle(self, request: dict[str, Any], progress: ReportProgress, gone: Stop) -> Any:
-        do = request.pop("do", None)
+        do = request.get("do")
         match do:
             case "ping":
                 return "pong"
@@ -100,10 +100,11 @@ class _Requests:
         operation = OPERATIONS.get(str(do))
         if operation is None:
             raise InvalidError(f"the worker can't do {do!r}")
-        if operation.role_for(request) != "maintain":
-            return operation.call(self._log, request, progress, gone)
+        asked = {name: value for name, value in request.items() if name != "do"}
+        if operation.role_for(asked) != "maintain":
+            return operation.call(self._log, asked, progress, gone)
         with wait_for_maintenance(self._log):
-            done = operation.call(self._log, request, progress, gone)
+            done = operation.call(self._log, asked, progress, gone)
         return self._compacted(done) if operation in (COMPACT_TOPIC, COMPACT_ALL) else done
 
     def _compacted(self, report: Json) -> Json:
