@@ -42,7 +42,6 @@ from lastword.maintenance.tiering import SealReport
 from lastword.reading import timetravel
 from lastword.reading.reader import Extent, PartitionReader
 from lastword.reading.readers import CommittedPositions, Reader, committed_positions, reader_names
-from lastword.reading.state import state_view
 from lastword.reading.streaming import Start, start_offset, stream
 from lastword.reading.timetravel import AsOf
 from lastword.record import NewRecord, Record
@@ -400,6 +399,9 @@ class Topic:
 
         With `as_of`, as it was then; InvalidError if that can't be shown exactly any more.
         """
+        # Loads compiled code, which other reads do without.
+        from lastword.reading.state import state_view
+
         with ExitStack() as opened:
             readers = [opened.enter_context(closing(reader)) for reader in self.partition_readers()]
             return state_view(readers, strategy_of(self._settings), as_of)
