@@ -121,7 +121,9 @@ class TestCreate:
         result(client.create_topics([NewTopic("t", 2, replica_assignment=[[1], [1]])]))
         assert broker.log.topic("t").partitions == 2
         refused = client.create_topics([NewTopic("u", 1, replica_assignment=[[2]])])
-        assert message_of(refused) == "topic 'u': a partition is assigned to the brokers [2]; the only one is 1"
+        assert (
+            message_of(refused) == "topic 'u': a partition is assigned to the brokers [2]; the only one is 1"
+        )
 
     @pytest.mark.parametrize(
         ("topic", "code"),

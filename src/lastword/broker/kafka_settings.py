@@ -122,7 +122,10 @@ _SETTINGS: Final = (
         name="preallocate", kind=Switch(), holds=_always("false"), meaning="files grow as they are written"
     ),
     KafkaSetting(
-        name="file.delete.delay.ms", kind=WholeNumber(), holds=_always("0"), meaning="WAL files are deleted at once"
+        name="file.delete.delay.ms",
+        kind=WholeNumber(),
+        holds=_always("0"),
+        meaning="WAL files are deleted at once",
     ),
     KafkaSetting(
         name="index.interval.bytes",

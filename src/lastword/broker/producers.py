@@ -27,7 +27,9 @@ DESCRIBE_PRODUCERS: Final = 61
 BLOCK: Final = 1000
 
 
-_WAY_OUT = "Remove it only if no producer that has got an id is still running: a new one could get the same id."
+_WAY_OUT = (
+    "Remove it only if no producer that has got an id is still running: a new one could get the same id."
+)
 
 
 class ProducerIds:
@@ -100,7 +102,7 @@ class ProducersHandler:
 
 
 def _active(producer: ActiveProducer) -> Any:
-    """Return a producer as Kafka describes it. There are no transactions, so it has no coordinator and none is open."""
+    """Return a producer as Kafka describes it. Without transactions it has no coordinator and no open transaction."""
     return DescribeProducersResponse.TopicResponse.PartitionResponse.ProducerState(
         producer_id=producer.producer_id,
         producer_epoch=producer.epoch,

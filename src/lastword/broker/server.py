@@ -101,7 +101,7 @@ class Broker:
         return host, port
 
     def group_problems(self) -> list[str]:
-        """Return what could not be read of consumer groups, and how to resolve it."""
+        """Return the problems with reading consumer groups, and how to resolve them."""
         return self.group_service.problems()
 
     @property
