@@ -121,7 +121,9 @@ class TestCreate:
         result(client.create_topics([NewTopic("t", 2, replica_assignment=[[1], [1]])]))
         assert broker.log.topic("t").partitions == 2
         refused = client.create_topics([NewTopic("u", 1, replica_assignment=[[2]])])
-        assert message_of(refused) == "topic 'u': a partition is assigned to the brokers [2]; there is one, 1"
+        assert (
+            message_of(refused) == "topic 'u': a partition is assigned to the brokers [2]; the only one is 1"
+        )
 
     @pytest.mark.parametrize(
         ("topic", "code"),
@@ -287,8 +289,8 @@ class TestDescribeConfigs:
     @pytest.mark.parametrize(
         ("kind", "name", "message"),
         [
-            (4, "7", "There is no broker '7'; there is one, 1."),
-            (8, "1", "Resources of the type 8 have no settings here; 2 (topic) and 4 (broker) do."),
+            (4, "7", "There is no broker '7'; the only broker is 1."),
+            (8, "1", "Resources of type 8 have no settings here; 2 (topic) and 4 (broker) do."),
         ],
     )
     def test_other_resources(self, broker: RunningBroker, kind: int, name: str, message: str) -> None:

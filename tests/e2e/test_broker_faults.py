@@ -182,7 +182,7 @@ def test_a_connection_that_cant_be_taken_is_tried_again(
 
     monkeypatch.setattr(broker.broker, "_listener", Refusing())
     assert produce(producer(broker), [b"a"]) == 1
-    said = [each for each in caplog.records if "can't take another connection" in each.getMessage()]
+    said = [each for each in caplog.records if "can't accept another connection" in each.getMessage()]
     assert 1 <= len(said) <= 5
 
 

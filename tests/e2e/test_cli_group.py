@@ -77,7 +77,7 @@ def test_members_of_a_server_that_has_ended_keep_their_group(server: Server) -> 
         lambda: server.log,
     )
     server.stop()
-    assert "had members when the server ended" in cli("group", "delete", "billing", "--yes", code=2).err
+    assert "had members when the server stopped" in cli("group", "delete", "billing", "--yes", code=2).err
     found = cli("group", "describe", "billing", "--json").json
     assert found["member_list"][0]["partitions"] == [{"topic": "users", "partition": 0}]
     assert found["behind"] is None

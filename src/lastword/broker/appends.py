@@ -1,12 +1,12 @@
-"""Produced batches on their way to the WAL.
+"""Appends produced batches to the WAL.
 
-A few threads, the *lanes*; each partition has one of them, so its batches stay in order. A lane, again and again:
-1. takes what has come meanwhile, from whichever connections;
-2. checks each batch and writes it to its partition's WAL;
-3. syncs each WAL that was written to, once (`wal.sync=group`);
-4. hands all results to the event loop in one call.
+A few threads, the *lanes*, do this. Each partition belongs to one lane, so its batches stay in order. A lane repeats:
+1. take the batches that have arrived meanwhile, from any connection;
+2. check each batch and write it to its partition's WAL;
+3. sync each WAL that was written to, once (`wal.sync=group`);
+4. hand all results to the event loop in one call.
 
-So the loop neither checks nor waits for a disk, and the busier it is, the more batches share a sync.
+So the loop neither checks batches nor waits for a disk, and the busier it is, the more batches share a sync.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 
 LANES: Final = 2
 GROUP_BYTES: Final = 8 << 20
-"""A group with more than this is written before more is taken, so that its answers don't wait too long."""
+"""A group larger than this is written before more batches are taken, so that its answers don't wait too long."""
 
 
 @dataclass(slots=True, eq=False)
 class Append:
-    """A batch of one partition, and what became of it."""
+    """A batch for one partition, and its result."""
 
     topic: Topic
     partition: int
@@ -49,7 +49,7 @@ class Append:
     base_offset: int = -1
     append_time_ms: int = -1
     record_errors: tuple[tuple[int, str], ...] = ()
-    """Records of the batch that are the reason why it was refused, and what is wrong with each."""
+    """The records that caused the batch to be refused, and the problem with each."""
 
 
 class Appends:
@@ -59,11 +59,11 @@ class Appends:
         self._lanes = [_Lane(clock, loop, number) for number in range(LANES)]
 
     def put(self, append: Append) -> None:
-        """Append a batch; its `done` is called when it may be answered."""
+        """Queue a batch. Its `done` is called when it can be answered."""
         self._lanes[(id(append.topic) // 64 + append.partition) % LANES].put(append)
 
     def close(self) -> None:
-        """Wait for everything that was put."""
+        """Process every queued batch, then stop the lanes."""
         for lane in self._lanes:
             lane.close()
 
@@ -78,7 +78,7 @@ class _Lane:
         self._thread.start()
 
     def put(self, append: Append) -> None:
-        # Handed over once a turn of the loop, so that the thread is not woken for each batch.
+        # Handed over once per loop iteration, so that the thread is not woken for each batch.
         if not self._pending:
             self._loop.call_soon(self._hand_over)
         self._pending.append(append)
@@ -125,7 +125,7 @@ class _Lane:
             except LastwordError as error:
                 _fail(append, error)
             except Exception as error:
-                # The lane must go on, whatever one batch does to it.
+                # One faulty batch must not stop the lane.
                 logger.exception("a batch for %s-%d failed", append.topic.name, append.partition)
                 _fail(append, error)
             else:
@@ -143,12 +143,12 @@ class _Lane:
                 for append in by_writer[writer][0]:
                     _fail(append, error)
             except Exception as error:
-                logger.exception("batches can't be synced in %s", writer.folder)
+                logger.exception("can't sync batches in %s", writer.folder)
                 for append in by_writer[writer][0]:
                     _fail(append, error)
 
     def _write(self, writer: PartitionWriter, appends: Sequence[Append], produced: Sequence[Produced]) -> int:
-        """Write the batches of a partition; the offset up to which they must be durable."""
+        """Write the batches of a partition. Return the offset up to which the WAL must become durable."""
         try:
             results = writer.stage_produced(produced)
         except LastwordError as error:
@@ -156,8 +156,8 @@ class _Lane:
                 _fail(append, error)
             return 0
         except Exception as error:
-            # Such as a file that can't be opened or read. Nothing of it was noted that is not in the WAL.
-            logger.exception("batches can't be written in %s", writer.folder)
+            # For example, a file can't be opened or read. No state was kept that is not in the WAL.
+            logger.exception("can't write batches in %s", writer.folder)
             for append in appends:
                 _fail(append, error)
             return 0
@@ -207,5 +207,5 @@ def _deliver(appends: Sequence[Append]) -> None:
         try:
             append.done()
         except Exception:
-            # One answer that can't be written down must not keep the others waiting.
-            logger.exception("a produce to %s-%d can't be answered", append.topic.name, append.partition)
+            # One answer that can't be encoded must not delay the others.
+            logger.exception("can't answer a produce to %s-%d", append.topic.name, append.partition)

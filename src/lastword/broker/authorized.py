@@ -1,7 +1,7 @@
-"""The operations that a client may do on a cluster, a topic and a group.
+"""The operations that a client is authorized for on a cluster, a topic and a group.
 
-There is no access control, so everybody may do everything that can be done on a resource of that kind: Kafka's answer
-without an authorizer. The numbers are those of Kafka's AclOperation. It is told only to clients that ask for it.
+There is no access control, so every client may perform every operation that exists for the resource type. This is
+Kafka's answer without an authorizer. The numbers are those of Kafka's AclOperation. Only clients that ask get them.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ ON_GROUP: Final = frozenset(
 
 
 def if_asked(operations: frozenset[AclOperation], asked: object) -> frozenset[AclOperation] | None:
-    """The operations for an answer; None, which is sent as Kafka's -2147483648, if they were not asked for."""
+    """Return the operations for an answer, or None, sent as Kafka's -2147483648, if they were not asked for."""
     return operations if asked else None
 
 
 def bits(operations: frozenset[AclOperation]) -> int:
-    """The operations as one number, for answers whose field the codec takes for a plain one."""
+    """Return the operations as one number, for answers whose field the codec treats as a plain number."""
     return sum(1 << operation for operation in operations)

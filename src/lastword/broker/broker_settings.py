@@ -1,10 +1,10 @@
-"""Settings of the broker that clients change while it runs. They hold over those of its file.
+"""Broker settings that clients change at runtime. They override those of the configuration file.
 
-Kafka has two levels of them: for one broker, and for all. Both are kept in one file of the data folder, which is replaced
-as a whole before a change holds. Killed at any point: the change holds, or does not. Settings that other processes use,
-or that are read once, are not among them.
+Kafka has two levels of them: for one broker, and for all. Both are kept in one file of the data folder, which is
+replaced as a whole before a change takes effect. If the process is killed, the change was either made or not. Settings
+that other processes use, or that are read only once, can't be changed this way.
 
-`advertised.listeners` is Kafka's name, and form, of `kafka.advertised`.
+`advertised.listeners` is Kafka's name and format for `kafka.advertised`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lastword.folder.paths import BROKER_SETTINGS_FILE
 logger = logging.getLogger(__name__)
 
 LISTENER: Final = "PLAINTEXT"
-"""The name of the one listener, as Kafka names listeners."""
+"""The name of the only listener, in Kafka's terms."""
 
 ADVERTISED: Final = "kafka.advertised"
 ADVERTISED_LISTENERS: Final = "advertised.listeners"
@@ -44,7 +44,7 @@ ALTERABLE: Final = frozenset(
 
 
 class Level(IntEnum):
-    """For which brokers a setting was changed, by Kafka's numbers of the sources; the first one counts."""
+    """The brokers that a setting was changed for, by Kafka's source numbers. The first level takes precedence."""
 
     THIS_BROKER = 2
     ALL_BROKERS = 3
@@ -54,7 +54,7 @@ Changed = dict[Level, dict[str, str]]
 
 
 class BrokerSettings:
-    """What was changed, and the configuration that results. Safe to use from several threads."""
+    """The settings that clients changed, and the resulting configuration. Thread-safe."""
 
     def __init__(self, folder: Path, file_config: BrokerConfig) -> None:
         self.file_config = file_config
@@ -64,11 +64,11 @@ class BrokerSettings:
         self.config = _altered(file_config, self._changed, self._path)
 
     def at(self, level: Level) -> dict[str, str]:
-        """The settings that were changed at a level."""
+        """Return the settings that were changed at a level."""
         return dict(self._changed[level])
 
     def of(self, key: str) -> Iterator[tuple[Level, str]]:
-        """The levels at which a setting was changed, with its values; the first one holds."""
+        """Yield the levels at which a setting was changed, with its values. The first one takes effect."""
         for level in Level:
             if key in self._changed[level]:
                 yield level, self._changed[level][key]
@@ -76,9 +76,9 @@ class BrokerSettings:
     def change(
         self, level: Level, given: Mapping[str, str | None], *, replaces: bool, is_trial: bool = False
     ) -> None:
-        """Change settings, or with None take them back; with `replaces` those that are not given, too.
+        """Change settings. None resets a setting, and `replaces` also resets those that are not given.
 
-        InvalidError if one may not be changed, or not to that. Then nothing is changed.
+        Raise InvalidError, and change nothing, if a setting can't be changed or can't have its new value.
         """
         with self._changing:
             own = {} if replaces else dict(self._changed[level])
@@ -94,36 +94,36 @@ class BrokerSettings:
                 return
             _save(self._path, changed)
             self._changed, self.config = changed, config
-            logger.info("a client has changed settings of the broker, at the level %s: %s", level.name, own)
+            logger.info("a client changed broker settings at level %s: %s", level.name, own)
 
     def advertised(self) -> tuple[str, int] | None:
-        """Where clients were told, by a change, to connect to; None if that was not changed."""
+        """Return the address that a client set for others to connect to, or None if none was set."""
         for _, text in self.of(ADVERTISED):
             return split_address(text)
         return None
 
 
 def as_listeners(address: str) -> str:
-    """An address as Kafka writes the value of advertised.listeners."""
+    """Return an address in Kafka's format of advertised.listeners."""
     return f"{LISTENER}://{address}"
 
 
 def _checked(
     name: str, value: str | None, *, is_sent_back: bool, config: BrokerConfig
 ) -> tuple[str, str | None]:
-    """The setting that is meant and the text of its value; None if it is taken back."""
+    """Return the setting that is meant and the text of its value, or None as its value if it is reset."""
     key = ADVERTISED if name == ADVERTISED_LISTENERS else name
     setting = BROKER_KEYS.get(key)
     if setting is None:
-        # For the error that says what may be meant; settings that topics inherit are known to it, too.
+        # Raises the error that suggests a name. Settings that topics inherit are known here, too.
         BrokerConfig.from_mapping({name: value}, where="the broker")
     if key not in ALTERABLE:
         if is_sent_back and any(each.key == key and each.value == value for each in config.explain()):
-            # A client that reads, changes and sends all of them sends those, too.
+            # A client that reads all settings, changes some and sends all back sends these, too.
             return key, None
         raise InvalidError(
             f"{name} can't be changed while the broker runs; {', '.join(sorted(ALTERABLE))} can. "
-            f"Change it in the broker's configuration file, and start it again."
+            f"Change it in the configuration file and restart the broker."
         )
     if value is None:
         return key, None
@@ -132,7 +132,7 @@ def _checked(
     try:
         canonical = setting.canonical(text, where="the broker")
         if key == ADVERTISED and split_address(canonical)[1] == 0:
-            raise InvalidError(f"{name} is {value!r}; clients need a port to connect to, and 0 is none")
+            raise InvalidError(f"{name} is {value!r}; clients need a port other than 0 to connect to")
     except InvalidConfigError as error:
         raise InvalidError(str(error)) from None
     return key, canonical
@@ -159,9 +159,9 @@ def _load(path: Path, config: BrokerConfig) -> Changed:
         _altered(config, changed, path)
         return changed
     except LastwordError as error:
-        # Serving matters more, and the file's settings are good ones.
+        # Serving matters more, and the settings of the configuration file are valid.
         logger.error(
-            "settings that clients have changed can't be read from %s, so those of the configuration file hold: %s",
+            "settings that clients have changed can't be read from %s, so those of the configuration file apply: %s",
             path,
             error,
         )

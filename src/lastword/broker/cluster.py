@@ -1,4 +1,4 @@
-"""What tools ask of a cluster: its brokers, folders and partitions. There is one broker, and no access control."""
+"""Cluster queries of tools: brokers, folders and partitions. There is one broker, and no access control."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _METADATA_LOG: Final = ("__cluster_metadata", 0)
 
 
 class ClusterHandlers:
-    """Answers what can be told of a cluster of one."""
+    """Answers queries about a cluster of one broker."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -86,7 +86,7 @@ class ClusterHandlers:
     # -------------------------------------------------------------------------------------------- quorum
 
     async def _describe_quorum(self, request: Request, peer: Peer) -> Any:
-        """A quorum of one. What Kafka keeps in its metadata log lies in the catalog here, so that log is empty."""
+        """Describe a quorum of one. The catalog holds the data of Kafka's metadata log, so that log is empty here."""
         topics = [
             DescribeQuorumResponse.TopicData(
                 topic_name=topic.topic_name,
@@ -146,7 +146,7 @@ class ClusterHandlers:
     # ------------------------------------------------------------------------------------------- folders
 
     async def _describe_log_dirs(self, request: Request, _peer: Peer) -> Any:
-        """The folder of the WAL, with what each partition has in it."""
+        """Describe the WAL folder, with the size of each partition in it."""
         wanted = request.message.topics
         names = self._node.topic_names(include_internal=True)
         partitions: dict[str, set[int] | None] = dict.fromkeys(names)
@@ -189,7 +189,7 @@ class ClusterHandlers:
     # ---------------------------------------------------------------------------------------- partitions
 
     async def _describe_topic_partitions(self, request: Request, _peer: Peer) -> Any:
-        """Topics in the order of their names, page by page."""
+        """Describe topics in the order of their names, page by page."""
         message = request.message
         names = sorted({each.name for each in message.topics}) or self._node.topic_names(
             include_internal=True
@@ -216,7 +216,7 @@ class ClusterHandlers:
         return DescribeTopicPartitionsResponse(throttle_time_ms=0, topics=topics, next_cursor=cursor)
 
     def _page(self, name: str, first: int, limit: int) -> tuple[Any, int, int]:
-        """A topic with some of its partitions, the partition after them, and how many there are."""
+        """Return a topic with some of its partitions, the partition after them, and the number of all partitions."""
         topic_class = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
         partition_class = topic_class.DescribeTopicPartitionsResponsePartition
         try:
@@ -249,14 +249,14 @@ class ClusterHandlers:
 
 
 def _no_such_endpoints(kind: int) -> Any:
-    """Only brokers can be asked for: those who ask a broker for its controllers have the wrong address."""
+    """Refuse any endpoint type but brokers. A client that asks a broker for controllers has the wrong address."""
     is_other = kind == _CONTROLLERS
     return DescribeClusterResponse(
         throttle_time_ms=0,
         error_code=int(
             ErrorCode.MISMATCHED_ENDPOINT_TYPE if is_other else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
         ),
-        error_message=f"There are no endpoints of the type {kind} here; {_BROKERS} asks for brokers.",
+        error_message=f"There are no endpoints of type {kind} here; type {_BROKERS} (brokers) is available.",
         endpoint_type=_BROKERS,
         cluster_id="",
         controller_id=-1,
@@ -270,6 +270,6 @@ def _wal_sizes(topics: Sequence[Topic]) -> dict[str, dict[int, int]]:
         try:
             sizes[topic.name] = {wal.partition: wal.size_bytes for wal in topic.local_wals()}
         except (ClosedError, UnknownTopicError):
-            # Deleted in this moment.
+            # Deleted just now.
             continue
     return sizes

@@ -1,9 +1,9 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources.
 
-A topic's settings can be changed while the broker runs, and some of the broker's (broker_settings.py). Kafka knows no
-namespaces: a setting that comes from one is shown as one of the broker's. Settings of Kafka's that mean nothing here
-(kafka_settings.py) are shown as what holds, and as read-only. Kafka's settings of groups are those of protocols that
-are not served: a group has none. Nor are there metrics that clients are asked for.
+The settings of topics, and some of the broker's (broker_settings.py), can be changed at runtime. Kafka has no
+namespaces, so a setting that comes from one is shown as a broker setting. Kafka's settings that have no effect here
+(kafka_settings.py) are shown with the value that applies, as read-only. Kafka's group settings belong to protocols that
+are not served, so a group has none. There are no client metrics subscriptions either.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _RESOURCE_TYPES: Final = (_TOPIC, _BROKER, _BROKER_LOGGER, _CLIENT_METRICS, _GRO
 
 
 class Source(IntEnum):
-    """Where a setting comes from, by Kafka's numbers."""
+    """The source of a setting, by Kafka's numbers."""
 
     TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -88,7 +88,7 @@ class ConfigType(IntEnum):
 
 
 class Operation(IntEnum):
-    """What an incremental change does with a setting."""
+    """The operation of an incremental change on a setting."""
 
     SET = 0
     DELETE = 1
@@ -98,7 +98,7 @@ class Operation(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedSetting:
-    """A setting as Kafka shows it; `synonyms` are all levels that give it, the one that holds first."""
+    """A setting as Kafka shows it. `synonyms` are all levels that define it, the effective one first."""
 
     name: str
     value: str | None
@@ -109,7 +109,7 @@ class DescribedSetting:
 
 
 def described_topic_config(config: BrokerConfig, name: str, own: Mapping[str, str]) -> list[DescribedSetting]:
-    """What holds for a topic with these settings of its own."""
+    """Return the effective settings of a topic whose own settings are `own`."""
     levels = [config.explain(name, own), config.explain(name), config.explain()]
     if is_internal(name):
         levels = levels[:1]
@@ -122,7 +122,7 @@ def described_topic_config(config: BrokerConfig, name: str, own: Mapping[str, st
 
 
 def described_broker_config(settings: BrokerSettings, listens_at: str) -> list[DescribedSetting]:
-    """What holds for the broker, and for topics that don't have their own."""
+    """Return the effective settings of the broker, which also apply to topics without their own."""
     found = [
         _with_changes(_described(effective, (), read_only=effective.key not in ALTERABLE), settings)
         for effective in settings.file_config.explain()
@@ -132,7 +132,7 @@ def described_broker_config(settings: BrokerSettings, listens_at: str) -> list[D
 
 
 def _with_changes(described: DescribedSetting, settings: BrokerSettings) -> DescribedSetting:
-    """The same, with what clients have changed before what the file says."""
+    """Return the setting with the clients' changes ahead of the file's value."""
     changed = tuple((text, Source(level)) for level, text in settings.of(described.name))
     if not changed:
         return described
@@ -168,7 +168,7 @@ class ConfigHandlers:
     # ---------------------------------------------------------------------------------------------- list
 
     async def _list_resources(self, request: Request, _peer: Peer) -> Any:
-        """The resources whose settings can be asked for. In version 0 those are metrics of clients alone."""
+        """List the resources whose settings can be requested. In version 0 those are only client metrics."""
         wanted = set(request.message.resource_types) if request.api_version >= 1 else {_CLIENT_METRICS}
         is_known = wanted <= set(_RESOURCE_TYPES)
         names = {
@@ -239,10 +239,10 @@ class ConfigHandlers:
     # --------------------------------------------------------------------------------------------- alter
 
     async def _alter_configs(self, request: Request, _peer: Peer) -> Any:
-        """Kafka's old way: what is given holds, what is not given is taken back."""
+        """Replace settings, Kafka's old way: those that are given are set, all others are reset."""
 
         def changed(_topic: Topic, configs: Any) -> dict[str, object]:
-            # A client that reads, changes and sends all of them sends Kafka's, too.
+            # A client that reads all settings, changes some and sends all back sends Kafka's, too.
             return {each.name: each.value for each in configs}
 
         results = await self._alter(request.message, changed, replaces=True)
@@ -296,8 +296,8 @@ class ConfigHandlers:
             _check_group(resource.resource_name)
             names = ", ".join(sorted({each.name for each in resource.configs}))
             raise InvalidConfigError(
-                f"group {resource.resource_name!r} has no settings, so it has no {names}: groups have the classic "
-                f"protocol, in which each member brings its own."
+                f"group {resource.resource_name!r} has no settings, so it has no {names}: groups use the classic "
+                f"protocol, in which each member has its own settings."
             )
         raise _no_such_resource(resource.resource_type)
 
@@ -311,7 +311,7 @@ class ConfigHandlers:
             given[each.name] = each.value if replaces else _incremental_value(each)
         settings = self._node.settings
         await self._node.call(settings.change, level, given, replaces=replaces, is_trial=is_trial)
-        # So that everything that shows settings shows these.
+        # So that the new settings are shown everywhere.
         self._node.log.config = settings.config
 
     def _incrementally_changed(self, topic: Topic, configs: Any) -> dict[str, object]:
@@ -325,7 +325,7 @@ class ConfigHandlers:
                 own[each.name] = each.value
             elif each.config_operation == Operation.DELETE:
                 if each.name not in TOPIC_KEYS and each.name not in KAFKA_SETTINGS:
-                    # For the error that says what was meant.
+                    # Raises the error that suggests a name.
                     check_topic_config({each.name: ""}, where=where)
                 own.pop(each.name, None)
             elif each.config_operation in (Operation.APPEND, Operation.SUBTRACT):
@@ -333,7 +333,7 @@ class ConfigHandlers:
             else:
                 raise InvalidError(
                     f"{where}: {each.config_operation} is not an operation on {each.name}; "
-                    f"0 (set), 1 (delete), 2 (append) and 3 (subtract) are"
+                    f"allowed: 0 (set), 1 (delete), 2 (append), 3 (subtract)"
                 )
         return own
 
@@ -353,7 +353,7 @@ class ConfigHandlers:
     def _apply(self, topic: Topic, changed: Callable[[], dict[str, object]], is_trial: bool) -> None:
         log = self._node.log
         where = f"topic {topic.name!r}"
-        # What is changed is what holds now: nobody else may change it in between.
+        # The change is based on the current settings: no other thread may change them in between.
         with log.altering:
             own = own_settings(changed(), log.config, where=where)
             if is_trial:
@@ -369,9 +369,9 @@ class ConfigHandlers:
         return self._node.topic(name)
 
     def _level(self, name: str) -> Level:
-        """Whether this broker is meant, or all of them: one."""
+        """Return the level that a broker's name stands for: its id is this broker, an empty name is all brokers."""
         if name not in ("", str(self._node.node_id)):
-            raise InvalidError(f"There is no broker {name!r}; there is one, {self._node.node_id}.")
+            raise InvalidError(f"There is no broker {name!r}; the only broker is {self._node.node_id}.")
         return Level.THIS_BROKER if name else Level.ALL_BROKERS
 
 
@@ -383,18 +383,18 @@ def _incremental_value(change: Any) -> str | None:
     if change.config_operation in (Operation.APPEND, Operation.SUBTRACT):
         raise InvalidConfigError(f"the broker: {change.name} is not a list; only lists can be appended to")
     raise InvalidError(
-        f"the broker: {change.config_operation} is not an operation on {change.name}; 0 (set) and 1 (delete) are"
+        f"the broker: {change.config_operation} is not an operation on {change.name}; allowed: 0 (set), 1 (delete)"
     )
 
 
 def _check_group(name: str) -> None:
     if name == "":
-        raise InvalidError("A group must be named: there are no settings for all of them.")
+        raise InvalidError("A group must be named: there are no settings for all groups.")
 
 
 def _no_such_resource(resource_type: int) -> InvalidError:
     return InvalidError(
-        f"Resources of the type {resource_type} have no settings here; {_TOPIC} (topic) and {_BROKER} (broker) do."
+        f"Resources of type {resource_type} have no settings here; {_TOPIC} (topic) and {_BROKER} (broker) do."
     )
 
 
@@ -409,7 +409,7 @@ def _described(
     default = EffectiveSetting(
         key=effective.key, value=(setting.default if setting else None) or "", source="default"
     )
-    # One for each level: a level that gives nothing shows the one below it.
+    # One for each level: a level that doesn't define the setting shows the one below it.
     levels = {each.source: each for each in (effective, *others, default)}
     is_sensitive = MASK in effective.value
     return DescribedSetting(

@@ -1,13 +1,14 @@
-"""One client's connection: frames in, answers out in the order of the requests.
+"""One client's connection: reads frames, and writes answers in the order of the requests.
 
-1. Bytes are read into a buffer that all connections share; a frame that is not whole gets a buffer of its own, for
-   which memory must be free (`Memory`): until then the connection is not read.
-2. Requests are taken up one after the other, as Kafka does. Only Produce does not wait for the one before it to be
-   answered: its batches are in line behind the others, and many share a sync.
-3. Answers wait for those before them, and what is ready goes out in one call.
+1. Bytes are read into a buffer that all connections share. An incomplete frame gets its own buffer, for which memory
+   must be free (`Memory`). Until then the connection is not read.
+2. Requests are processed one after the other, as in Kafka. Only a Produce does not hold up the next request: its
+   batches are queued in order, and many share a sync.
+3. Answers wait for those before them, and all that are ready go out in one call.
 
-A client that does not read its answers is not read either, and nothing more is done for it. One that sends what is
-no request is cut off, with one line in the log. Sockets are used without asyncio's transports, which copy.
+A client that does not read its answers is not read from either, and its further requests are not processed. A client
+that sends anything but a request is disconnected, with one line in the log. Sockets are used without asyncio's
+transports, which copy.
 """
 
 from __future__ import annotations
@@ -46,24 +47,24 @@ logger = logging.getLogger(__name__)
 Done = Callable[[Answer], None]
 Cancel = Callable[[], None]
 FastHandler = Callable[[Request, Peer, Done], Cancel | None]
-"""A handler without a task of its own: it calls `done` on the loop, at once or later; `Cancel` if nobody listens."""
+"""A handler without its own task. It calls `done` on the loop, now or later. `Cancel` is for a client that is gone."""
 
 SCRATCH_BYTES: Final = 256 << 10
 MAX_UNSENT_BYTES: Final = 1 << 20
-"""With more unsent than this, no further request of the connection is taken up."""
+"""While more than this is unsent, no further request of the connection is processed."""
 
 MAX_WAITING_BYTES: Final = 16 << 20
-"""With more requests than this waiting or under way, the connection is not read."""
+"""While requests of more than this are waiting or in progress, the connection is not read."""
 
 MAX_WAITING: Final = 1000
 MAX_OTHER_REQUEST_BYTES: Final = 4 << 20
-"""The largest request but for Produce: decoding makes many objects of few bytes."""
+"""The largest request other than Produce: decoding turns few bytes into many objects."""
 
 STALL_S: Final = 30.0
-"""A frame, or an answer, that makes no progress for this long ends its connection."""
+"""A connection is closed if a frame or an answer makes no progress for this long."""
 
 MAX_DROPPED_BYTES: Final = 64 << 20
-"""How much of what a client has sent is still read, and dropped, when the broker stops."""
+"""The limit on sent bytes of a client that are still read, and dropped, when the broker stops."""
 
 MAX_PIECES: Final = 512
 
@@ -75,10 +76,10 @@ _MIN_REQUEST_BYTES: Final = 10
 class Memory:
     """Bounds the bytes of requests that are in memory. A request that does not fit waits its turn.
 
-    Small requests, which have come whole with others, are counted (`take`) but don't wait, and some stay for long, as
-    a fetch that waits for records does. So that they can't keep a large one waiting for ever, one that was reserved
-    for is always let in when there is no other. While it is full, a connection that has requests under way is not
-    read, so that small ones take no more than one read of each connection beyond the limit.
+    Small requests, which arrive whole along with others, are counted (`take`) but don't wait. Some stay for long, such
+    as a fetch that waits for records. So that they can't make a large request wait forever, a reservation is always
+    granted if there is no other. While memory is full, a connection with requests in progress is not read, so small
+    requests exceed the limit by at most one read per connection.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -92,7 +93,7 @@ class Memory:
         return self.used_bytes > self.limit_bytes
 
     def reserve(self, size_bytes: int, connection: Connection) -> bool:
-        """Take memory if it is free; else `connection.granted()` is called when it has been taken."""
+        """Reserve memory and return True, or return False and call `connection.granted()` once it is reserved."""
         if self._waiting or not self._is_free(size_bytes):
             self._waiting[connection] = size_bytes
             return False
@@ -100,11 +101,11 @@ class Memory:
         return True
 
     def take(self, size_bytes: int) -> None:
-        """Count what is in memory already."""
+        """Count bytes that are already in memory."""
         self.used_bytes += size_bytes
 
     def release(self, size_bytes: int, *, reserved_bytes: int) -> None:
-        """Give back memory, and how much of it had been reserved."""
+        """Release memory, of which `reserved_bytes` had been reserved."""
         self.used_bytes -= size_bytes
         self._reserved_bytes -= reserved_bytes
         while self._waiting:
@@ -116,7 +117,7 @@ class Memory:
             connection.granted()
 
     def forget(self, connection: Connection) -> None:
-        """Somebody waits no longer. What it gave back must be released after this."""
+        """Remove a connection that waits. Release its memory after this, not before."""
         self._waiting.pop(connection, None)
 
     def _is_free(self, size_bytes: int) -> bool:
@@ -129,7 +130,7 @@ class Memory:
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """What all connections of a broker share."""
+    """State shared by all connections of a broker."""
 
     loop: asyncio.AbstractEventLoop
     handlers: Mapping[int, Handler]
@@ -144,7 +145,7 @@ class Context:
 
 
 def _metrics() -> dict[int, tuple[Any, Any]]:
-    """For each API its counter and its histogram, looked up by label once."""
+    """Return the counter and the histogram of each API, so that labels are looked up only once."""
     return {
         key: (metrics.KAFKA_REQUESTS.labels(api.name), metrics.KAFKA_REQUEST_DURATION.labels(api.name))
         for key, api in APIS.items()
@@ -153,7 +154,7 @@ def _metrics() -> dict[int, tuple[Any, Any]]:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A request that has been taken up; its answer goes out when those before it have."""
+    """A request in progress. Its answer goes out after those before it."""
 
     request: Request | None
     size_bytes: int
@@ -168,7 +169,7 @@ class _Slot:
 
 
 class Connection:
-    """A client. Everything happens on the event loop."""
+    """A client's connection. Everything runs on the event loop."""
 
     def __init__(self, sock: socket.socket, peer: Peer, context: Context) -> None:
         self.peer = peer
@@ -180,7 +181,7 @@ class Connection:
         self._frame: memoryview | None = None
         self._filled = 0
         self._wanted_bytes = 0
-        # Each with how much of it was reserved: all, or nothing.
+        # Each with the bytes that were reserved for it: all or none.
         self._waiting: deque[tuple[memoryview, int]] = deque()
         self._waiting_bytes = self._reserved_bytes = 0
         self._slots: deque[_Slot] = deque()
@@ -197,7 +198,7 @@ class Connection:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way or waiting, in or out."""
+        """Whether nothing is in progress or waiting, in either direction."""
         return not (self._slots or self._waiting or self._out)
 
     @property
@@ -206,19 +207,19 @@ class Connection:
 
     @property
     def is_stalled(self) -> bool:
-        """Something is half sent, or half received while it could be read."""
+        """Whether an answer is not fully sent, or a frame not fully received while the connection is read."""
         return bool(self._out) or (self._frame is not None and self._is_reading)
 
     # ---------------------------------------------------------------------------------------------- in
 
     def _read_more(self) -> None:
-        """Read, or stop reading, whichever the state asks for."""
+        """Start or stop reading, as the state requires."""
         wanted = (
             not self._is_closed
             and not self._is_closing
             and not self._wanted_bytes
             and self._waiting_bytes <= MAX_WAITING_BYTES
-            # With something of its own under way it can wait: it comes here again with each of its answers.
+            # A connection with requests in progress can wait: each of its answers leads here again.
             and not (self._waiting_bytes and self._context.memory.is_full)
             and len(self._slots) + len(self._waiting) <= MAX_WAITING
         )
@@ -277,7 +278,7 @@ class Connection:
             if end - position < size_bytes:
                 self._begin_frame(size_bytes, scratch[position:end])
                 return
-            # Writable, because a batch gets its offset where it lies.
+            # Writable, because a batch gets its offset in place.
             self._waiting.append((memoryview(bytearray(scratch[position : position + size_bytes])), 0))
             self._waiting_bytes += size_bytes
             self._context.memory.take(size_bytes)
@@ -294,11 +295,11 @@ class Connection:
             (api_key,) = _API_KEY.unpack_from(begin)
             if api_key != PRODUCE:
                 raise MalformedError(
-                    f"a request of {size_bytes} bytes; {MAX_OTHER_REQUEST_BYTES} are allowed, but for Produce"
+                    f"a request of {size_bytes} bytes; only Produce may exceed {MAX_OTHER_REQUEST_BYTES}"
                 )
 
     def _begin_frame(self, size_bytes: int, begin: memoryview) -> None:
-        # Not zeroed, and not touched before its bytes come: a length alone takes no memory.
+        # Not zeroed, and not touched before its bytes arrive: a length alone takes no memory.
         self._frame = np.empty(size_bytes, np.uint8).data
         self._frame[: len(begin)] = begin
         self._filled = len(begin)
@@ -306,14 +307,14 @@ class Connection:
             self._wanted_bytes = size_bytes
 
     def granted(self) -> None:
-        """The memory that this connection waited for is there."""
+        """Resume reading: the memory that this connection waited for is reserved."""
         self._wanted_bytes = 0
         self._read_more()
 
     # ---------------------------------------------------------------------------------------- requests
 
     def _pump(self) -> None:
-        """Take up requests, as far as their order and the client's reading allow."""
+        """Start waiting requests, as far as their order and the unsent answers allow."""
         context = self._context
         while self._waiting and self._busy is None and self._out_bytes <= MAX_UNSENT_BYTES:
             frame, reserved_bytes = self._waiting.popleft()
@@ -323,7 +324,7 @@ class Connection:
             try:
                 request = read_request(frame, context.raw)
                 if size_bytes > MAX_OTHER_REQUEST_BYTES and request.api_key != PRODUCE:
-                    raise MalformedError(f"a request of {size_bytes} bytes that is not Produce")
+                    raise MalformedError(f"a request of {size_bytes} bytes; only Produce may be this large")
                 slot.request = request
                 if fast := context.fast_handlers.get(request.api_key):
                     is_pipelined = request.api_key == PRODUCE
@@ -344,19 +345,19 @@ class Connection:
                 return
             except Exception:
                 slot.is_done = True
-                # As in `_run`: a client that is cut off tries again, one that is not answered waits for ever.
+                # As in `_run`: a disconnected client retries, a client without an answer waits forever.
                 logger.exception("a request from %s failed", self.peer.client_host)
                 self.close("a fault of the broker")
                 return
 
     async def _run(self, handler: Handler, request: Request, slot: _Slot) -> None:
         try:
-            # An answer that can't be written down is a fault like any other: the client must not wait for it.
+            # An answer that can't be encoded is a fault like any other: the client must not wait for it.
             self._answered(slot, await handler(request, self.peer))
         except MalformedError as error:
             self._cut_off(str(error))
         except Exception:
-            # A client must not bring the server down, and there is no code that fits an unknown fault.
+            # A client must not bring the server down, and no error code fits an unknown fault.
             logger.exception("a request of API %d from %s failed", request.api_key, self.peer.client_host)
             self.close("a fault of the broker")
 
@@ -395,7 +396,7 @@ class Connection:
             self._reserved_bytes -= reserved
             self._context.memory.release(released, reserved_bytes=reserved)
         if not self._is_flushing:
-            # Later in this turn of the loop, so that answers that are ready together go out together.
+            # Deferred, so that answers that are ready together go out together.
             self._is_flushing = True
             self._loop.call_soon(self._flush)
 
@@ -446,7 +447,7 @@ class Connection:
     # --------------------------------------------------------------------------------------------- end
 
     def finish(self) -> None:
-        """Take no more requests; close when those that were taken up are answered."""
+        """Accept no more requests. Close when those in progress are answered."""
         self._is_closing = True
         dropped = sum(len(frame) for frame, _ in self._waiting)
         reserved = sum(reserved_bytes for _, reserved_bytes in self._waiting)
@@ -459,8 +460,8 @@ class Connection:
             self._close_in_order()
 
     def _close_in_order(self) -> None:
-        """Close behind the last answer. With bytes that nobody has read, the system would reset the connection, and
-        the client might never see what was answered.
+        """Close after the last answer. If unread bytes were left, the system would reset the connection, and the
+        client might never see its answers.
         """
         left = MAX_DROPPED_BYTES
         with suppress(OSError):
@@ -492,7 +493,7 @@ class Connection:
             held += len(self._frame)
             reserved += len(self._frame)
         for slot in self._slots:
-            # Batches are written all the same, and are in memory until then.
+            # Its batches are still written, and stay in memory until then.
             if slot.is_produce and not slot.is_done:
                 held -= slot.size_bytes
                 reserved -= slot.reserved_bytes
@@ -517,10 +518,10 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def peer_of(address: Any, number: int, reached: Any = None) -> Peer:
-    """Who is at the other end of a socket, by the addresses of both ends."""
+    """Return the peer of a socket, from the addresses of both ends."""
     return Peer(
         client_host=str(address[0]) if address else "",
         connection_id=number,
-        # IPv4 on a socket that takes both.
+        # An IPv4 address on a dual-stack socket.
         reached_at=str(reached[0]).removeprefix("::ffff:") if reached else "",
     )

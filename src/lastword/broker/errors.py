@@ -1,4 +1,4 @@
-"""Our errors as Kafka's error codes."""
+"""Kafka's error codes for Lastword's errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lastword.errors import (
 
 
 class ErrorCode(IntEnum):
-    """Kafka's error codes, those that are answered."""
+    """The Kafka error codes that the broker returns."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -84,7 +84,7 @@ class ErrorCode(IntEnum):
     UNSUPPORTED_ENDPOINT_TYPE = 115
 
 
-# The first that an error is an instance of counts: the narrower ones come first.
+# The first type that matches an error counts, so narrower types come first.
 _CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (UnknownTopicError, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     (UnknownPartitionError, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
@@ -100,19 +100,19 @@ _CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (OffsetOutOfRangeError, ErrorCode.OFFSET_OUT_OF_RANGE),
     (InvalidError, ErrorCode.INVALID_REQUEST),
     (CorruptError, ErrorCode.CORRUPT_MESSAGE),
-    # Clients try again after these two: the partition may be reopened, and what is closed is being started anew.
+    # Clients retry after this and ClosedError: the partition may be reopened, and a closed log is being restarted.
     (WriteFailedError, ErrorCode.KAFKA_STORAGE_ERROR),
-    # Another data folder has the topic: clients look for its broker.
+    # Another data folder owns the topic: clients look for its broker.
     (NotOwnerError, ErrorCode.NOT_LEADER_OR_FOLLOWER),
     (UnavailableError, ErrorCode.KAFKA_STORAGE_ERROR),
     (ClosedError, ErrorCode.LEADER_NOT_AVAILABLE),
-    # What the system refused, such as another open file: clients try again.
+    # The system refused something, such as another open file: clients retry.
     (OSError, ErrorCode.KAFKA_STORAGE_ERROR),
 )
 
 
 class RefusedError(InvalidError):
-    """A request that Kafka has a code of its own for."""
+    """A refused request for which Kafka has a specific code."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -120,7 +120,7 @@ class RefusedError(InvalidError):
 
 
 def code_of(error: Exception) -> ErrorCode:
-    """Kafka's code for an error of ours."""
+    """Return Kafka's code for an error."""
     if isinstance(error, RefusedError):
         return error.code
     for kind, code in _CODES:

@@ -1,12 +1,12 @@
-"""Fetch: whole batches from the WAL's tail or from sealed segments, at once or when enough has come.
+"""Fetch: whole batches from the WAL's tail or from sealed segments, at once or when enough data has arrived.
 
 For each request:
-1. its partitions are looked at in their order, until its bytes are full. The tail is read on the loop if it is in
-   the page cache, else on a thread; sealed data comes from chunks that are made on threads;
-2. if that is enough (min bytes, an error), or there is no time to wait, it is answered;
-3. else it waits: for records to be shown, for a chunk, or for its time to be over. Then it begins again at 1.
+1. Its partitions are read in order until its byte limit is reached. The tail is read on the loop if it is in the page
+   cache, else on a thread. Sealed data comes from chunks that are made on threads.
+2. If that is enough (min bytes, or an error), or there is no time to wait, the request is answered.
+3. Otherwise it waits for more visible records, for a chunk, or for its timeout. Then it starts again at 1.
 
-What takes long is never waited for by a request that has something to answer with: it is there for the next one.
+A request that has data to return never waits for slow work. The result of that work is there for the next request.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _INT32: Final = struct.Struct(">i")
 
 @dataclass(slots=True)
 class _Part:
-    """A partition of a request, and what it is answered with."""
+    """A partition of a request, and its answer."""
 
     index: int
     offset: int
@@ -55,7 +55,7 @@ class _Part:
     size_bytes: int = 0
     next_offset: int = -1
     is_cut: bool = False
-    """There is more than was read: to wait for records would not make it more."""
+    """There is more data than was read, so waiting for records would not help."""
 
     def fail(self, code: ErrorCode) -> None:
         self.code = code
@@ -84,7 +84,7 @@ class FetchHandler:
         return fetch.cancel
 
     def stop(self) -> None:
-        """Answer those who wait, with what there is."""
+        """Answer the waiting fetches with the data that there is."""
         self.is_stopping = True
         for fetch in list(self.waiting):
             fetch.time_is_over()
@@ -108,8 +108,8 @@ class _Fetch:
         self._pending = 0
         self._looked = self._looked_twice = False
         self._sure_of: set[TopicView] = set()
-        """Topics whose tables have been looked at since this attempt began."""
-        # What a thread has read, or its error, and up to which offset records were shown then.
+        """Topics whose snapshot was loaded since this attempt began."""
+        # The result of a read on a thread, or its error, and the end of the visible records at that time.
         self._loaded: dict[tuple[PartitionView, int], tuple[int, TailBytes | Exception]] = {}
         self._topics: list[tuple[Any, Topic | None, list[_Part]]] = [
             self._resolve(each) for each in message.topics or ()
@@ -118,7 +118,7 @@ class _Fetch:
     def _resolve(self, wanted: Any) -> tuple[Any, Topic | None, list[_Part]]:
         node = self._handler.node
         by_id = self._version >= IDS_FROM
-        # An id of zeros is read as none.
+        # The codec reads an id of zeros as None.
         name: Any = (wanted.topic_id or NO_ID) if by_id else wanted.topic
         parts = [
             _Part(
@@ -163,7 +163,7 @@ class _Fetch:
         self._begin_attempt()
 
     def wake(self) -> None:
-        """Something that this waits for may have come."""
+        """Try again: data that this request waits for may have arrived."""
         if self._is_done or self._pending:
             return
         if self._is_waiting and self._min_bytes > 1:
@@ -182,7 +182,7 @@ class _Fetch:
             self._begin_attempt()
 
     def cancel(self) -> None:
-        """Nobody listens any more."""
+        """End without an answer: the client is gone."""
         self._end()
 
     def _begin_attempt(self) -> None:
@@ -209,8 +209,8 @@ class _Fetch:
         if found_bytes >= self._min_bytes or (found_bytes and is_cut) or failed or not self._topics:
             self._answer()
         elif not self._may_wait or self._handler.is_stopping:
-            # What is being read is waited for all the same where there is nothing else: else a client with a short
-            # wait would ask for ever.
+            # If there is nothing else to return, wait for the reads in progress anyway: else a client with a short
+            # timeout would retry forever.
             if found_bytes or not self._pending or self._handler.is_stopping:
                 self._answer()
             else:
@@ -221,7 +221,7 @@ class _Fetch:
     def _wait(self) -> None:
         if not self._is_waiting:
             self._begin_to_wait()
-        # What was found is read again in the end: nothing bounds how many wait with something that is too little.
+        # The data is read again in the end: nothing bounds the number of fetches that wait with too little data.
         for _, _, parts in self._topics:
             for part in parts:
                 part.pieces = []
@@ -233,7 +233,7 @@ class _Fetch:
             self._timer = asyncio.get_running_loop().call_later(self._max_wait_s, self.time_is_over)
         for view in self._each_view():
             view.wait(self.wake)
-        # What came between the look and this is not announced any more.
+        # Records that arrived between the read and this point are not announced any more.
         for _, _, parts in self._topics:
             for part in parts:
                 if (
@@ -266,7 +266,7 @@ class _Fetch:
             self._later(view.topic.look())
             return
         if view.may_change(offset) and view.topic not in self._sure_of:
-            # A commit is being made: what is known may be what it takes away, from this moment on.
+            # A commit is in progress: from now on it may remove the data that the known snapshot has.
             self._sure_of.add(view.topic)
             self._later(asyncio.ensure_future(view.topic.look_afresh()))
             return
@@ -284,7 +284,7 @@ class _Fetch:
             part.is_cut = self._pending == pending and part.next_offset < seen
 
     def _read_tail(self, part: _Part, view: PartitionView, max_bytes: int, at_least_one: bool) -> int:
-        """Read what there is; up to which offset records were shown then. A thread may have read it a while ago."""
+        """Read the tail. Return the end of the visible records at that time: a thread may have read it a while ago."""
         seen = view.writer.shown.offset
         try:
             loaded = self._loaded.pop((view, part.offset), None)
@@ -327,7 +327,7 @@ class _Fetch:
         assert positions is not None
         sealed, topic = self._handler.sealed, view.topic.topic
         if part.offset >= positions.sealed_end:
-            # Neither sealed nor in the WAL, by a look that may be a second old.
+            # Neither sealed nor in the WAL, according to a snapshot that may be a second old.
             if self._looked_twice:
                 part.fail(ErrorCode.CORRUPT_MESSAGE)
             else:
@@ -362,7 +362,7 @@ class _Fetch:
         return asyncio.ensure_future(self._load_chunk(part, view))
 
     def _later(self, work: asyncio.Future[None]) -> None:
-        """Begin again when something that takes longer is done."""
+        """Try again when some slow work is done."""
         self._pending += 1
         work.add_done_callback(self._came)
 

@@ -1,7 +1,7 @@
-"""Topic settings of Kafka's that there is no use for here.
+"""Kafka's topic settings that have no effect here.
 
-Tools set them as a matter of course, so they are checked and taken. Nothing is done with them: what is shown is what
-holds, whatever was given. A value that promises what is not done here is refused, with the reason.
+Tools set them routinely, so they are checked and accepted, but not used. The value that is shown is the one that
+applies, whatever was given. A value that promises something that is not done here is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lastword.config.values import INT_MAX, LONG_MAX, Choice, Kind, Switch, Whol
 from lastword.errors import InvalidConfigError
 
 Refusal = Callable[[Any, BrokerConfig], str | None]
-"""Why a value can't be promised; None if it can."""
+"""Returns the reason why a value can't be guaranteed, or None if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class _Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSetting:
-    """A setting of Kafka's: its values, and the one that holds here."""
+    """A setting of Kafka: its allowed values, and the value that applies here."""
 
     name: str
     kind: Kind
@@ -55,14 +55,14 @@ def _only(wanted: object, why: str) -> Refusal:
 def _flush_messages(value: int, config: BrokerConfig) -> str | None:
     if config.wal_sync.mode == "group" or value == LONG_MAX:
         return None
-    return f"with wal.sync={config.wal_sync} records are answered before they are synced"
+    return f"with wal.sync={config.wal_sync} records are acknowledged before they are synced"
 
 
 def _flush_ms(value: int, config: BrokerConfig) -> str | None:
     sync = config.wal_sync
     if sync.mode == "group" or value == LONG_MAX or (sync.interval_ms or LONG_MAX) <= value:
         return None
-    return f"with wal.sync={sync} nothing is synced as often"
+    return f"with wal.sync={sync} records are synced less often"
 
 
 def _flushed_messages(config: BrokerConfig) -> str:
@@ -78,23 +78,23 @@ _SETTINGS: Final = (
         name="min.insync.replicas",
         kind=WholeNumber(low=1, high=INT_MAX),
         holds=_always("1"),
-        meaning="there is one broker, and so one replica",
+        meaning="there is one broker, so there is one replica",
         refusal=_only(
-            1, "there is one broker, so one replica at most can have a record before it is answered"
+            1, "there is one broker, so at most one replica has a record before it is acknowledged"
         ),
     ),
     KafkaSetting(
         name="compression.type",
         kind=Choice(("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")),
         holds=_always("producer"),
-        meaning="batches stay as their producer compressed them until they are sealed",
+        meaning="batches keep their producer's compression until they are sealed",
     ),
     *(
         KafkaSetting(
             name=f"compression.{codec}.level",
             kind=WholeNumber(low=-INT_MAX - 1, high=INT_MAX),
             holds=_always(default),
-            meaning="nothing is compressed anew",
+            meaning="nothing is recompressed",
         )
         for codec, default in (("gzip", "-1"), ("lz4", "9"), ("zstd", "3"))
     ),
@@ -122,7 +122,10 @@ _SETTINGS: Final = (
         name="preallocate", kind=Switch(), holds=_always("false"), meaning="files grow as they are written"
     ),
     KafkaSetting(
-        name="file.delete.delay.ms", kind=WholeNumber(), holds=_always("0"), meaning="WAL files go at once"
+        name="file.delete.delay.ms",
+        kind=WholeNumber(),
+        holds=_always("0"),
+        meaning="WAL files are deleted at once",
     ),
     KafkaSetting(
         name="index.interval.bytes",
@@ -155,7 +158,7 @@ _SETTINGS: Final = (
         name="message.downconversion.enable",
         kind=Switch(),
         holds=_always("false"),
-        meaning="all clients that are served read the batches as they are",
+        meaning="all supported clients read the batches as they are",
     ),
     KafkaSetting(
         name="remote.storage.enable",
@@ -163,7 +166,7 @@ _SETTINGS: Final = (
         holds=_always("true"),
         meaning="sealed segments are always in the warehouse",
         refusal=_only(
-            True, "sealed segments are always in the warehouse; local.retention.* keep them here, too"
+            True, "sealed segments are always in the warehouse; local.retention.* keeps them here, too"
         ),
     ),
     KafkaSetting(
@@ -185,7 +188,7 @@ KAFKA_SETTINGS: Final[Mapping[str, KafkaSetting]] = {each.name: each for each in
 
 
 def own_settings(given: Mapping[str, object], config: BrokerConfig, *, where: str) -> dict[str, object]:
-    """What was given, without Kafka's settings, which are checked. InvalidConfigError if one can't be taken."""
+    """Check Kafka's settings and return the others. Raise InvalidConfigError if a setting can't be accepted."""
     for name, value in given.items():
         if (setting := KAFKA_SETTINGS.get(name)) is not None:
             _check(setting, value, config, where)
@@ -202,6 +205,6 @@ def _check(setting: KafkaSetting, value: object, config: BrokerConfig, where: st
         ) from None
     if (why := setting.refusal(parsed, config)) is not None:
         raise InvalidConfigError(
-            f"{where}: {setting.name} {shown}; it can't be promised, because {why}. "
-            f"{setting.name}={setting.holds(config)} is what holds."
+            f"{where}: {setting.name} {shown}; this can't be guaranteed, because {why}. "
+            f"{setting.name}={setting.holds(config)} applies."
         )

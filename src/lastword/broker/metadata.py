@@ -26,7 +26,7 @@ _Partition: Final = _Topic.MetadataResponsePartition
 
 
 class MetadataHandler:
-    """Answers what a client must know first; topics that are not there are created where that is allowed."""
+    """Answers a client's first question: brokers and topics. Creates missing topics where that is allowed."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -37,7 +37,7 @@ class MetadataHandler:
     async def _metadata(self, request: Request, peer: Peer) -> Any:
         node, message, version = self._node, request.message, request.api_version
         wanted = message.topics
-        # No list is all topics; in version 0 an empty one is.
+        # No list means all topics; in version 0 an empty list does.
         if wanted is None or (version == 0 and not wanted):
             topics = [self._described(name) for name in node.topic_names(include_internal=True)]
         else:
@@ -75,7 +75,7 @@ class MetadataHandler:
             return _failed(name, self._missing(name, may_create=may_create))
 
     def _missing(self, name: str, *, may_create: bool) -> ErrorCode:
-        """The answer for a topic that is not there. If it may be created, that has begun."""
+        """Return the error for a missing topic. If it may be created, start to create it."""
         try:
             check_topic_name(name)
             if may_create:
@@ -90,7 +90,7 @@ class MetadataHandler:
         try:
             return self._of(self._node.topic(name))
         except UnknownTopicError:
-            # Deleted in this moment.
+            # Deleted just now.
             return _failed(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     def _of(self, topic: Topic) -> Any:

@@ -1,4 +1,4 @@
-"""What every handler is given: the log, its settings, what to tell clients of this broker, threads to block on."""
+"""Shared state for the handlers: the log, its settings, the broker's address and ids, threads for blocking calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALL_ADDRESSES: Final = ("0.0.0.0", "::")
 
 
 class Node:
-    """The one node of this cluster. Everything here is called on the event loop, and nothing blocks it."""
+    """The only node of this cluster. Everything here is called on the event loop, and nothing blocks it."""
 
     def __init__(self, log: Log, *, host: str, port: int) -> None:
         self.log = log
@@ -48,9 +48,9 @@ class Node:
         self.port = port
         self.metrics = metrics
         self.unsent_bytes = 0
-        """Answers of all connections that their clients have not taken yet."""
+        """The answers of all connections that the clients have not read yet."""
         self.unopened: set[str] = set()
-        """Topics that could not be opened at the start: to clients they are not there."""
+        """Topics that could not be opened at the start. To clients they don't exist."""
         self._short = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker")
         self._slow = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker-slow")
         self._looks = ThreadPoolExecutor(2, thread_name_prefix="lastword-broker-look")
@@ -59,57 +59,57 @@ class Node:
 
     @property
     def config(self) -> BrokerConfig:
-        """The settings that hold now: those of the file, and what clients have changed."""
+        """The current settings: those of the file, with the clients' changes."""
         return self.settings.config
 
     def place_for(self, peer: Peer) -> tuple[str, int]:
-        """Where a client is told to connect to. "All addresses" is none: there it is the one that it has reached."""
+        """Return the address for a client to connect to. For a wildcard it is the address that the client reached."""
         host, port = self.settings.advertised() or (self.host, self.port)
         return peer.reached_at if host in ALL_ADDRESSES and peer.reached_at else host, port
 
     @property
     def listens_at(self) -> str:
-        """The address that clients are told of if nobody has changed it."""
+        """The address that clients are told unless a client has changed it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     @property
     def wal_folder(self) -> str:
-        """The folder that clients are told of. Sealed data lies in the warehouse, which need not be on this machine."""
+        """The folder that clients are told. Sealed data is in the warehouse, which need not be on this machine."""
         return str(self.log.path / WAL_FOLDER)
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Answers should be small now: too much waits for clients that don't read."""
+        """Whether answers should be small now, because too many bytes wait for clients that don't read."""
         return self.unsent_bytes > self.config.queued_max_request_bytes
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run something short that blocks, on a thread."""
+        """Run a short blocking function on a thread."""
         return await asyncio.get_running_loop().run_in_executor(
             self._short, partial(function, *args, **kwargs)
         )
 
     async def call_slow(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run something that may take long (sealed data, the catalog) on a thread that nothing short waits for."""
+        """Run a function that may take long (sealed data, the catalog) on a thread that no short call waits for."""
         return await asyncio.get_running_loop().run_in_executor(
             self._slow, partial(function, *args, **kwargs)
         )
 
     async def call_look(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Look at a table, on a thread that no commit waits on: a commit itself waits for looks."""
+        """Load a table's snapshot on a thread that no commit occupies: a commit itself waits for these loads."""
         return await asyncio.get_running_loop().run_in_executor(
             self._looks, partial(function, *args, **kwargs)
         )
 
     def topic(self, name: str) -> Topic:
-        """A topic, from memory; UnknownTopicError if there is none of that name."""
+        """Return a topic from memory. Raise UnknownTopicError if there is none of that name."""
         topic = self.log.opened_topics().get(name)
         if topic is None:
             raise UnknownTopicError(f"there is no topic {name!r}")
         return topic
 
     def topic_by_id(self, topic_id: UUID) -> Topic:
-        """A topic by its id, from memory; UnknownTopicError if there is none."""
+        """Return a topic by its id, from memory. Raise UnknownTopicError if there is none."""
         topic = self._by_id.get(topic_id)
         if topic is not None and self.log.opened_topics().get(topic.name) is topic:
             return topic
@@ -120,7 +120,7 @@ class Node:
         return topic
 
     def led(self, topic: Topic, partition: int) -> dict[str, Any]:
-        """What answers say of a partition's leader and replicas. A topic of another data folder has none here."""
+        """Return the fields on a partition's leader and replicas. A topic of another data folder has none here."""
         own = topic.partition(partition)
         is_here = own.is_open
         return {
@@ -134,15 +134,15 @@ class Node:
         }
 
     def topic_names(self, *, include_internal: bool = False) -> list[str]:
-        """The names of the users' topics, sorted; the broker's own if they are asked for."""
+        """Return the sorted names of the users' topics, and of the broker's own with `include_internal`."""
         names = sorted(self.log.opened_topics())
         return names if include_internal else [name for name in names if not is_internal(name)]
 
     def begin_creating(self, name: str) -> None:
-        """Create a topic, with the settings for such topics, behind the answer that it is not there, as Kafka does.
+        """Create a topic with the default settings, after the answer that it does not exist, as Kafka does.
 
-        So a client that asks for a topic which was deleted is told that it is gone, and those who want it ask again.
-        InvalidTopicError if it can never be.
+        So a client that asks for a deleted topic learns that it is gone, and a client that wants it asks again.
+        Raise InvalidTopicError if the topic can't exist at all.
         """
         check_not_internal(name, "created")
         check_new_topic_name(name, list(self.log.opened_topics()))

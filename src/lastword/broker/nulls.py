@@ -1,4 +1,4 @@
-"""Refuses nulls where the protocol has none. kafka-python's codec reads a null wherever a length may be -1."""
+"""Refuses nulls in fields that are not nullable. kafka-python's codec reads a null wherever a length may be -1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lastword.broker.wire import APIS, Handler, MalformedError, Peer, Request
 
 
 def refusing_nulls(handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-    """The same handlers, which are only given messages without a null that should not be there."""
+    """Wrap handlers so that they only get messages without invalid nulls."""
     return {key: _refusing(key, handler) for key, handler in handlers.items()}
 
 
@@ -28,7 +28,7 @@ def _refusing(key: int, handler: Handler) -> Handler:
 
 
 _Field = tuple[str, bool, bool, Any]
-"""Its name, whether it may be null, whether it is an array, and the fields of it or of its elements."""
+"""A field's name, whether it may be null, whether it is an array, and the fields of it or of its elements."""
 
 
 @cache
@@ -37,7 +37,7 @@ def _fields_of(key: int, version: int) -> tuple[_Field, ...]:
 
 
 def _fields(schema: Any, version: int) -> tuple[_Field, ...]:
-    """The fields that a message has in a version."""
+    """Return the fields that a message has in a version."""
     found = []
     for field in schema.fields.values():
         if not field.for_version_q(version):
@@ -45,7 +45,7 @@ def _fields(schema: Any, version: int) -> tuple[_Field, ...]:
         is_array = field.is_array() or field.is_struct_array()
         inner = field.array_of if is_array else field
         nested = _fields(inner, version) if inner.is_struct() else None
-        # An id of zeros is read as a null, and says that the topic is named otherwise.
+        # The codec reads an id of zeros as a null. It means that the topic is given by name.
         is_nullable = field.nullable_for_version_q(version) or inner.type_str == "uuid"
         found.append((field.name, is_nullable, is_array, nested))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: where a partition's log begins and ends, and moving its start."""
+"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: find offsets in a partition's log, and move its start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 
 SINCE_VERSION: Final = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
-"""The timestamps that are none, and the versions of ListOffsets from which on they may be asked for."""
+"""The special timestamps, and the first version of ListOffsets that allows each."""
 
 NO_OFFSET: Final = -1
 
@@ -42,7 +42,7 @@ _Deleted: Final = _DeletedTopic.DeleteRecordsPartitionResult
 
 
 class OffsetsHandler:
-    """Answers from the writers where that is enough, and by a fresh look at the table where it is not."""
+    """Answers from the writers where that is enough, else from the table's current snapshot."""
 
     def __init__(self, node: Node, views: Views) -> None:
         self._node = node
@@ -59,7 +59,7 @@ class OffsetsHandler:
 
     async def _list_offsets(self, request: Request, _peer: Peer) -> Any:
         topics = []
-        # One look at a table is enough for all of its partitions.
+        # One load of a table's snapshot is enough for all of its partitions.
         looked: set[TopicView] = set()
         for wanted in request.message.topics or ():
             partitions = [
@@ -94,7 +94,7 @@ class OffsetsHandler:
     async def _find(
         self, view: PartitionView, timestamp_ms: int, looked: set[TopicView]
     ) -> tuple[int, int] | None:
-        """The offset, and the time of the record there or -1; None if no record is that late."""
+        """Return the offset, and the timestamp of its record or -1. Return None if no record is that late."""
         topic = view.topic.topic
         if timestamp_ms == LATEST:
             return view.writer.shown.offset, -1
@@ -136,7 +136,7 @@ class OffsetsHandler:
                     view.writer.epochs, wanted.leader_epoch, view.writer.shown.offset
                 )
                 if view.positions is not None and offset != NO_OFFSET:
-                    # What is below the log start belongs to no epoch any more.
+                    # Offsets below the log start belong to no epoch any more.
                     offset = max(offset, view.positions.log_start)
         except LastwordError as error:
             code = code_of(error)
@@ -159,7 +159,7 @@ class OffsetsHandler:
         try:
             view = self._view(name, index)
             _check_deletable(view.topic.topic)
-            # Fetches show none of it any more when this returns: the commit has been announced to them.
+            # When this returns, fetches no longer return these records: the commit has been announced to them.
             starts = await self._node.call_slow(view.topic.topic.delete_records, {index: wanted.offset})
             log_start = starts[index]
         except LastwordError as error:
@@ -171,10 +171,10 @@ class OffsetsHandler:
 
 
 def end_of_epoch(epochs: tuple[tuple[int, int], ...], epoch: int, log_end: int) -> tuple[int, int]:
-    """The largest epoch that is not larger than one that is asked for, and where it ends; -1 and -1 if there is none.
+    """Return the largest epoch up to `epoch`, and the offset where it ends, or -1 and -1 if there is none.
 
-    `epochs` are pairs of an epoch and its first offset, oldest first. One from before the oldest that is known
-    ends where that begins: nothing of it, or of any in between, lies behind that.
+    `epochs` are pairs of an epoch and its first offset, oldest first. An epoch older than the oldest known one ends
+    where that begins: no record of it, or of any epoch in between, comes later.
     """
     if epoch == NO_EPOCH:
         return NO_EPOCH, NO_OFFSET
@@ -182,7 +182,7 @@ def end_of_epoch(epochs: tuple[tuple[int, int], ...], epoch: int, log_end: int) 
     if at < 0:
         return epoch, epochs[0][1]
     if at == len(epochs) - 1:
-        # An epoch that is not known yet has no end; the current one ends where the log does.
+        # An epoch that is not known yet has no end; the current one ends at the log end.
         return (epoch, log_end) if epochs[at][0] == epoch else (NO_EPOCH, NO_OFFSET)
     return epochs[at][0], epochs[at + 1][1]
 
@@ -191,18 +191,18 @@ def _check_timestamp(timestamp_ms: int, version: int) -> None:
     if timestamp_ms < 0 and version < SINCE_VERSION.get(timestamp_ms, version + 1):
         raise RefusedError(
             ErrorCode.UNSUPPORTED_VERSION,
-            f"timestamp {timestamp_ms} can't be asked for in version {version}; a time, or one of "
-            f"{', '.join(str(each) for each, since in SINCE_VERSION.items() if since <= version)} can",
+            f"timestamp {timestamp_ms} can't be requested in version {version}; allowed: a time, or one of "
+            f"{', '.join(str(each) for each, since in SINCE_VERSION.items() if since <= version)}",
         )
 
 
 def _check_deletable(topic: Topic) -> None:
-    """A compacted topic promises the last word of each key, so only its own rules take records away, as in Kafka."""
+    """Refuse a compacted topic: it promises the last record of each key, so only its rules remove any, as in Kafka."""
     if topic.settings.compacts and not topic.settings.deletes and not is_internal(topic.name):
         raise RefusedError(
             ErrorCode.POLICY_VIOLATION,
-            f"Records of {topic.name!r} can't be deleted: its cleanup.policy is compact; delete and "
-            f"compact,delete allow it.",
+            f"Records of {topic.name!r} can't be deleted, because its cleanup.policy is compact. It must be "
+            f"delete or compact,delete.",
         )
 
 

@@ -1,4 +1,4 @@
-"""What the broker knows of partitions beside their writers: how far the table has come, and who waits for records."""
+"""The broker's view of partitions: the last snapshot of the table, and the fetches that wait for records."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FRESH_S: Final = 1.0
-"""How old what is known of the table may be where sealed data is read."""
+"""The maximum age of the snapshot from which sealed data is read."""
 
 STALE_S: Final = 5.0
-"""From which age on it is looked at again, beside what is being done."""
+"""The age from which on the snapshot is reloaded in the background."""
 
 
 class PartitionView:
@@ -45,31 +45,31 @@ class PartitionView:
 
     @property
     def positions(self) -> Positions | None:
-        """What the table says, as of the last look; None if it has not been looked at yet."""
+        """The positions in the last loaded snapshot; None if it has none, or was not loaded yet."""
         snapshot = self.topic.snapshot
         if snapshot is None or self.index >= len(snapshot.positions):
             return None
         return snapshot.positions[self.index]
 
     def may_change(self, offset: int) -> bool:
-        """Whether a commit that is being made may take away what the last look has at an offset."""
+        """Return whether a commit in progress may remove the data that the last snapshot has at an offset."""
         return any(offset < floors.get(self.index, 0) for floors in self.topic.pending.values())
 
     def wait(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, on the loop, when more records are shown."""
+        """Call `wake`, on the loop, when more records become visible."""
         self._waiting.add(wake)
 
     def stop_waiting(self, wake: Callable[[], None]) -> None:
         self._waiting.discard(wake)
 
     def _shown(self) -> None:
-        # On any thread, under the writer's lock. Who waits looks again after it has begun to wait.
+        # On any thread, under the writer's lock. A fetch checks again after it has begun to wait.
         if self._waiting and not self._is_waking:
             self._is_waking = True
             try:
                 self._loop.call_soon_threadsafe(self._wake)
             except RuntimeError:
-                # The loop has been closed, and with it everybody who waited.
+                # The loop has been closed, so nothing waits any more.
                 self._is_waking = False
 
     def _wake(self) -> None:
@@ -79,7 +79,7 @@ class PartitionView:
 
 
 class TopicView:
-    """A topic, and the last look at its table."""
+    """A topic, and the last loaded snapshot of its table."""
 
     def __init__(self, topic: Topic, node: Node, sealed: SealedData) -> None:
         self.topic = topic
@@ -90,14 +90,14 @@ class TopicView:
         self._looking: asyncio.Future[None] | None = None
         self._partitions: dict[int, PartitionView] = {}
         self.pending: dict[object, Mapping[int, int]] = {}
-        """The floors of commits that are being made."""
+        """The floors of commits in progress."""
 
     def partition(self, index: int) -> PartitionView:
-        """UnknownPartitionError if there is none."""
+        """Return the view of a partition. Raise UnknownPartitionError if there is none."""
         view = self._partitions.get(index)
         writer = self.topic.writer(index)
         if view is None or view.writer is not writer:
-            # A partition that was reopened has another writer.
+            # A reopened partition has another writer.
             view = self._partitions[index] = PartitionView(self, index, writer)
         return view
 
@@ -106,19 +106,19 @@ class TopicView:
         return asyncio.get_running_loop().time() - self._looked_s
 
     def look_within(self, seconds: float) -> None:
-        """Look at the table if nobody has tried to for so long. It is not waited for."""
+        """Load the snapshot in the background if the last attempt is longer ago than `seconds`."""
         if asyncio.get_running_loop().time() - self._asked_s > seconds:
             self.look()
 
     async def look_afresh(self) -> None:
-        """Look at the table as it is now or later. A look that began before may not have seen what is now."""
+        """Load the snapshot as of now or later. A load that began before may have missed the current one."""
         if self._looking is not None:
             await asyncio.wait([self._looking])
-        # Those who waited for the same look share the next one.
+        # Callers that waited for the same load share the next one.
         await self.look()
 
     def look(self) -> asyncio.Future[None]:
-        """Look at the table; those who ask meanwhile get the same look."""
+        """Load the table's current snapshot. Concurrent callers share one load."""
         if self._looking is None:
             self._asked_s = asyncio.get_running_loop().time()
             self._looking = asyncio.ensure_future(self._look())
@@ -135,26 +135,26 @@ class TopicView:
     def _looked(self, done: asyncio.Future[None]) -> None:
         self._looking = None
         if not done.cancelled() and (error := done.exception()) is not None:
-            logger.warning("can't look at the table of %s: %s", self.topic.name, error)
+            logger.warning("can't load the table of %s: %s", self.topic.name, error)
 
     def begin_commit(self, token: object, floors: Mapping[int, int]) -> None:
-        """A commit is about to be made: what is below its floors is looked up until it is over."""
+        """Note that a commit begins. Until it ends, reads below its floors need a fresh snapshot."""
         self.pending[token] = floors
 
     async def end_commit(self, token: object) -> None:
-        """A commit has been made, or not: take note of what the table is now."""
+        """Load the snapshot after a commit, successful or not."""
         try:
             if self.snapshot is not None or self._looking is not None:
                 await self.look_afresh()
         except LastwordError:
-            # Whoever reads next has to look before it is answered.
+            # The next read has to load the snapshot before it is answered.
             self.snapshot = None
         finally:
             del self.pending[token]
 
 
 class Views:
-    """The views of all topics that are used."""
+    """The views of all topics in use."""
 
     def __init__(self, node: Node, sealed: SealedData) -> None:
         self._node = node
@@ -166,7 +166,7 @@ class Views:
         self._is_closed = False
 
     async def close(self) -> None:
-        """Take note of no more commits: nothing is served any more."""
+        """Ignore further commits, and wait for those that are being noted: nothing is served any more."""
         with self._work_lock:
             self._is_closed = True
             work = [asyncio.wrap_future(each) for each in self._work]
@@ -181,7 +181,7 @@ class Views:
 
     @contextmanager
     def committing(self, commit: PendingCommit) -> Iterator[None]:
-        """Hear of a commit, on any thread but the loop's."""
+        """Follow a commit. Called on any thread but the loop's."""
         token = object()
         view = self._on_loop(self._begin_commit(commit, token))
         try:
@@ -202,7 +202,7 @@ class Views:
         return view
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Run something on the loop and wait for it; None if this has been closed."""
+        """Run a coroutine on the loop and return its result, or None if this has been closed."""
         with self._work_lock:
             if self._is_closed:
                 work.close()
@@ -218,7 +218,7 @@ class Views:
     def _forget_deleted(self) -> None:
         opened = self._node.log.opened_topics()
         for name, view in list(self._views.items()):
-            # Deleted, perhaps created again.
+            # Deleted, perhaps recreated.
             if opened.get(name) is not view.topic:
                 self._sealed.forget(view.topic.id)
                 del self._views[name]

@@ -1,6 +1,6 @@
-"""Produce: the batches of a request go to the WAL as they are, and are answered when they may be relied on.
+"""Produce: the batches of a request go to the WAL as they are, and are answered when they can be relied on.
 
-Request and answer are read and written by hand: they are the most frequent ones, and the batches must not be copied.
+Requests and answers are decoded and encoded by hand: they are the most frequent, and batches must not be copied.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lastword.log.topic import Topic
 FLEXIBLE_FROM: Final = 9
 ALLOWED_ACKS: Final = (-1, 0, 1)
 LOG_START_S: Final = 60.0
-"""How old the log start in an answer may be; producers have little use for it."""
+"""The maximum age of the log start in an answer. Producers hardly use it."""
 
 _ACKS_TIMEOUT: Final = struct.Struct(">hi")
 _INDEX: Final = struct.Struct(">i")
@@ -45,7 +45,7 @@ _LOG_START: Final = struct.Struct(">q")
 
 @dataclass(slots=True)
 class PartitionData:
-    """What a request has for a partition: one batch, or something else that is refused."""
+    """The data of a request for one partition: one batch, or something else that is refused."""
 
     index: int
     records: memoryview
@@ -59,7 +59,7 @@ class ProduceMessage:
 
 
 class ProduceHandler:
-    """Puts the batches of requests in line, and answers when the last one of a request is through."""
+    """Queues the batches of requests, and answers a request when its last batch is done."""
 
     def __init__(self, node: Node, views: Views, appends: Appends) -> None:
         self._node = node
@@ -79,7 +79,7 @@ class ProduceHandler:
             topic, code, problem = self._topic(name) if refused is None else (None, *refused)
             view = None if topic is None else self._view(topic)
             for each in partitions:
-                # Partitions of a topic that is not there are answered one by one, too.
+                # Partitions of a missing topic are answered one by one, too.
                 append = Append(topic, each.index, each.records, waiting.one_done, view=view)  # type: ignore[arg-type]
                 if topic is None or not 0 <= each.index < topic.partitions:
                     append.code = code if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -103,7 +103,7 @@ class ProduceHandler:
 
     def _view(self, topic: Topic) -> TopicView:
         view = self._views.topic(topic)
-        # Not waited for: nothing that is asked of the table may hold up a produce.
+        # In the background: loading the table must not hold up a produce.
         view.look_within(LOG_START_S)
         return view
 
@@ -117,7 +117,7 @@ class ProduceHandler:
 
 
 class _Waiting:
-    """A request whose batches are under way."""
+    """A request whose batches are in progress."""
 
     __slots__ = ("_done", "_message", "_version", "left", "results")
 
@@ -138,14 +138,14 @@ class _Waiting:
         for each in failed:
             metrics.KAFKA_ERRORS.labels("Produce", each.code.name).inc()
         if self._message.acks == 0:
-            # Nothing is answered; a client learns that something went wrong by the end of its connection.
+            # There is no answer. A client learns of a failure when its connection is closed.
             self._done(CLOSE if failed else None)
         else:
             self._done([write_answer(self._message, self.results, self._version)])
 
 
 def read_message(data: memoryview, version: int) -> ProduceMessage:
-    """A Produce request of version 3 to 12; the batches are parts of `data`."""
+    """Decode a Produce request of version 3 to 12. The batches are slices of `data`."""
     flexible = version >= FLEXIBLE_FROM
     transactional_id, position = text(data, 0, flexible=flexible)
     try:
@@ -173,7 +173,7 @@ def _read_partitions(data: memoryview, position: int, flexible: bool) -> tuple[l
         size_bytes, position = count(data, position + 4, flexible=flexible)
         end = position + max(size_bytes, 0)
         if end > len(data):
-            raise MalformedError("a batch leads out of the frame")
+            raise MalformedError("a batch extends beyond the frame")
         found.append(PartitionData(index, data[position:end]))
         position = end
         if flexible:
@@ -182,7 +182,7 @@ def _read_partitions(data: memoryview, position: int, flexible: bool) -> tuple[l
 
 
 def write_answer(message: ProduceMessage, results: list[Append], version: int) -> bytes:
-    """The answer's bytes; `results` are those of all partitions, in the request's order."""
+    """Encode an answer. `results` are those of all partitions, in the request's order."""
     flexible = version >= FLEXIBLE_FROM
     out = [count_bytes(len(message.topics), flexible=flexible)]
     remaining = iter(results)
@@ -215,7 +215,7 @@ def _write_result(result: Append, version: int, flexible: bool, put: Callable[[b
 
 
 def _log_start(result: Append) -> int:
-    """As of the last look at the table; -1, which clients take for 'not known', before the first one."""
+    """Return the log start of the last loaded snapshot; before the first it is -1, 'not known' to clients."""
     is_refused = result.code is not ErrorCode.NONE and not result.record_errors
     if is_refused or result.view is None:
         return -1

@@ -1,7 +1,7 @@
-"""InitProducerId and DescribeProducers: ids for idempotent producers, each given once, and who uses them.
+"""InitProducerId and DescribeProducers: unique ids for idempotent producers, and the producers that use them.
 
-Ids are taken from a block that was reserved in a file before any of them was given. Killed at any point: the next
-start begins a new block, and the rest of the old one is never used.
+Ids are taken from a block that is reserved in a file before any of them is assigned. If the process is killed, the next
+start reserves a new block, and the rest of the old one is never used.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ DESCRIBE_PRODUCERS: Final = 61
 BLOCK: Final = 1000
 
 
-_WAY_OUT = "Remove it only if no producer is running that has got an id since: a new one could get the same."
+_WAY_OUT = (
+    "Remove it only if no producer that has got an id is still running: a new one could get the same id."
+)
 
 
 class ProducerIds:
-    """Gives ids, to several threads at a time."""
+    """Assigns ids. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._lock = threading.Lock()
@@ -39,7 +41,7 @@ class ProducerIds:
         self._next = self._end = 0
 
     def next(self) -> int:
-        """An id that nobody has had. StorageError if a new block can't be reserved."""
+        """Return an id that was never assigned before. Raise StorageError if a new block can't be reserved."""
         with self._lock:
             if self._next == self._end:
                 try:
@@ -53,7 +55,7 @@ class ProducerIds:
 
 
 class ProducersHandler:
-    """Gives ids to producers. Transactions are refused with an error that clients don't try again on."""
+    """Assigns ids to producers. Refuses transactions with an error after which clients don't retry."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -100,7 +102,7 @@ class ProducersHandler:
 
 
 def _active(producer: ActiveProducer) -> Any:
-    """A producer as Kafka describes it. Without transactions there is no coordinator, and none is under way."""
+    """Return a producer as Kafka describes it. Without transactions it has no coordinator and no open transaction."""
     return DescribeProducersResponse.TopicResponse.PartitionResponse.ProducerState(
         producer_id=producer.producer_id,
         producer_epoch=producer.epoch,

@@ -1,8 +1,8 @@
-"""Opens what could not be used for a while: partitions whose disk failed or was full, topics that the start left out.
+"""Reopens partitions whose disk failed or was full, and opens topics that could not be opened at the start.
 
-A partition that failed refuses everything until it is reopened (wal/writer.py), and its active file can't be sealed
-meanwhile. Nobody but the broker can reopen it: so it tries, with a pause that grows while that fails. The same goes
-for a topic whose table could not be read when the broker was started, or of which nobody knows whether it was deleted.
+A failed partition refuses everything until it is reopened (wal/writer.py), and its active file can't be sealed
+meanwhile. Only the broker can reopen it, so it retries, with a pause that grows while that fails. The same goes for a
+topic whose table could not be read when the broker started, or whose deletion is uncertain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST_PAUSE_S: Final = 60.0
 
 
 async def reopen_failed(node: Node) -> None:
-    """Go on until it is cancelled."""
+    """Reopen partitions and topics until cancelled."""
     pause_s = FIRST_PAUSE_S
     while True:
         await asyncio.sleep(pause_s)
@@ -32,7 +32,7 @@ async def reopen_failed(node: Node) -> None:
             for partition in topic.all_partitions()
             if partition.failed is not None
         ]
-        # One after the other: what is kept of each is copied.
+        # One after the other: the data that is kept of each is copied.
         reopened = [await _is_reopened(node, topic, partition) for topic, partition in failed]
         reopened += [await _is_opened(node, name) for name in sorted(node.unopened | node.log.undecided())]
         pause_s = FIRST_PAUSE_S if all(reopened) else min(pause_s * 2, LONGEST_PAUSE_S)
@@ -58,17 +58,17 @@ async def _is_reopened(node: Node, topic: Topic, partition: int) -> bool:
     try:
         await node.call_slow(_reopen, topic, partition)
     except (LastwordError, OSError) as error:
-        logger.warning("%s-%d can't be opened again yet: %s", topic.name, partition, error)
+        logger.warning("%s-%d can't be reopened yet: %s", topic.name, partition, error)
         return False
     except Exception:
-        # The other partitions, and the next attempt, must not suffer from it.
-        logger.exception("%s-%d can't be opened again", topic.name, partition)
+        # It must not affect the other partitions, or the next attempt.
+        logger.exception("%s-%d can't be reopened", topic.name, partition)
         return False
-    logger.info("%s-%d has been opened again and takes appends", topic.name, partition)
+    logger.info("%s-%d has been reopened and accepts appends", topic.name, partition)
     return True
 
 
 def _reopen(topic: Topic, partition: int) -> None:
-    # Another one that appends may have reopened it meanwhile.
+    # Another appender may have reopened it meanwhile.
     if topic.partition(partition).failed is not None:
         topic.reopen_partition(partition)

@@ -1,7 +1,7 @@
-"""What tools ask about replicas: elections, reassignments, and moves between folders.
+"""Requests of tools about replicas: leader elections, reassignments, and moves between folders.
 
-Every partition has one replica, on this broker, in one folder. So an election is never needed, the only assignment
-is the one that holds, no reassignment is ever under way, and a replica can only be moved to where it is.
+Every partition has one replica, on this broker, in one folder. So an election is never needed, the only possible
+assignment is the current one, no reassignment is ever in progress, and a replica can only be moved to where it is.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ALTER_PARTITION_REASSIGNMENTS: Final = 45
 LIST_PARTITION_REASSIGNMENTS: Final = 46
 
 ELECTION_TYPES: Final = (0, 1)
-"""The preferred replica, or any that is there."""
+"""The preferred replica, or any available one."""
 
 Outcome = tuple[ErrorCode, str | None]
 
 
 class ReplicaHandlers:
-    """Answers what can be told of partitions with one replica each. Nothing is changed."""
+    """Answers requests about partitions with one replica each. Nothing is changed."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -58,7 +58,7 @@ class ReplicaHandlers:
         is_known = kind in ELECTION_TYPES
         wanted: list[tuple[str, Sequence[int]]]
         if message.topic_partitions is None:
-            # Of all partitions Kafka names those that have got a leader: none has.
+            # When asked for all partitions, Kafka lists those that got a new leader: none did.
             wanted = [(name, ()) for name in self._node.topic_names(include_internal=True)]
         else:
             wanted = [(each.topic, each.partitions) for each in message.topic_partitions]
@@ -83,12 +83,12 @@ class ReplicaHandlers:
 
     def _elected(self, topic: str, partition: int, kind: int) -> Outcome:
         if kind not in ELECTION_TYPES:
-            return ErrorCode.INVALID_REQUEST, f"There are no elections of the type {kind}; 0 and 1 are known."
+            return ErrorCode.INVALID_REQUEST, f"There are no elections of type {kind}; 0 and 1 are known."
         if (problem := self._missing(topic, partition)) is not None:
             return problem
         return (
             ErrorCode.ELECTION_NOT_NEEDED,
-            f"Broker {self._node.node_id} has the only replica, and leads it.",
+            f"Broker {self._node.node_id} has the only replica and is its leader.",
         )
 
     # ------------------------------------------------------------------------------------- reassignments
@@ -124,7 +124,7 @@ class ReplicaHandlers:
         if list(replicas) != [self._node.node_id]:
             text = (
                 f"{topic}-{partition} can't be assigned to the brokers {list(replicas)}: "
-                f"there is one, {self._node.node_id}, and it has the only replica."
+                f"the only one is {self._node.node_id}, and it has the only replica."
             )
             return ErrorCode.INVALID_REPLICA_ASSIGNMENT, text
         return ErrorCode.NONE, None
@@ -159,7 +159,7 @@ class ReplicaHandlers:
         return ErrorCode.NONE if problem is None else problem[0]
 
     def _missing(self, topic: str, partition: int) -> Outcome | None:
-        """The answer for a partition that is not there; None if it is."""
+        """Return the error for a missing partition, or None if it exists."""
         try:
             count = self._node.topic(topic).partitions
         except UnknownTopicError as error:
@@ -168,5 +168,5 @@ class ReplicaHandlers:
             return None
         return (
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            f"topic {topic!r} has {count} partitions; {partition} is none of them",
+            f"topic {topic!r} has {count} partitions; there is no partition {partition}",
         )

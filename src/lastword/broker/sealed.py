@@ -1,11 +1,11 @@
-"""Sealed segments as a fetch takes them: encoded as record batches on threads, read ahead, and cached.
+"""Sealed segments for fetches: encoded as record batches on threads, read ahead, and cached.
 
-A *chunk* is some megabytes of batches for offsets in a row. Chunks are made by *streams*, each of which reads a
-partition's segments from some offset on; a stream that stands at the offset which is wanted next goes on. Behind a
-chunk that is served the next ones are made, so that a consumer which replays does not wait for each.
+A *chunk* is some megabytes of batches for consecutive offsets. Chunks are made by *streams*. A stream reads a
+partition's segments from some offset on, and continues when the next wanted offset is the one it stands at. When a
+chunk is served, the following ones are made ahead, so that a consumer that replays does not wait for each.
 
 Chunks and streams are dropped as soon as a commit is seen that may have removed records from under them.
-Batches are not compressed: every consumer can read them, and neither side works for it. Where the network is the
+Batches are not compressed: every consumer can read them, and neither side spends time on it. Where the network is the
 limit, snappy or lz4 would halve the bytes.
 """
 
@@ -46,7 +46,7 @@ Partition = tuple[UUID, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Batches for the offsets from `first_offset` up to, but without, `next_offset`, and where each batch ends."""
+    """Batches for the offsets from `first_offset` up to `next_offset` (exclusive), and the end offset of each batch."""
 
     first_offset: int
     next_offset: int
@@ -55,7 +55,7 @@ class Chunk:
     size_bytes: int
 
     def read(self, offset: int, max_bytes: int, *, at_least_one: bool) -> tuple[list[bytes], int]:
-        """The batches that reach an offset or beyond, as far as they fit; the offset behind them."""
+        """Return the batches that end after an offset, as far as they fit, and the offset after them."""
         found: list[bytes] = []
         size_bytes = 0
         at = bisect_right(self.ends, offset)
@@ -72,13 +72,13 @@ Stream = Generator[Chunk, None, None]
 
 
 class SealedData:
-    """The chunks and streams of all partitions. Used on the event loop; the work is done on threads."""
+    """The chunks and streams of all partitions. Used on the event loop; threads do the work."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._used_bytes = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="lastword-sealed")
-        # By partition the chunks in the order of their offsets; all of them in the order of their last use.
+        # The chunks of each partition with their sorted offsets, and all chunks in the order of their last use.
         self._chunks: dict[Partition, dict[int, Chunk]] = {}
         self._starts: dict[Partition, list[int]] = {}
         self._used: OrderedDict[tuple[Partition, int], Chunk] = OrderedDict()
@@ -92,7 +92,7 @@ class SealedData:
         return self._used_bytes
 
     def look(self, topic: Topic, snapshot: Snapshot) -> None:
-        """Take note of a topic's snapshot: what an older one had may have been compacted, erased or deleted."""
+        """Note a topic's snapshot: data of an older one may have been compacted, erased or deleted."""
         known = self._snapshots.get(topic.id, -1)
         if known != snapshot.id:
             self._snapshots[topic.id] = snapshot.id
@@ -101,7 +101,7 @@ class SealedData:
                 self.forget(topic.id)
 
     def forget(self, topic_id: UUID) -> None:
-        """Drop everything of a topic."""
+        """Drop all chunks and streams of a topic."""
         self._changes[topic_id] = self._changes.get(topic_id, 0) + 1
         for key in [each for each in self._used if each[0][0] == topic_id]:
             self._drop(key)
@@ -109,7 +109,7 @@ class SealedData:
             self._streams.pop(key).close()
 
     def find(self, topic: Topic, partition: int, offset: int) -> Chunk | None:
-        """The chunk with an offset, if it has been made."""
+        """Return the chunk that contains an offset, if it has been made."""
         key = (topic.id, partition)
         starts = self._starts.get(key)
         if not starts:
@@ -124,14 +124,14 @@ class SealedData:
         return chunk
 
     def load(self, topic: Topic, partition: int, offset: int) -> asyncio.Future[Chunk | None]:
-        """The chunk that begins at an offset; None if the table ends there. Errors are those of the read."""
+        """Load the chunk that begins at an offset; None if the table ends there. Errors are those of the read."""
         key = ((topic.id, partition), offset)
         loading = self._loading.get(key)
         if loading is None:
             stream = self._streams.pop(key, None)
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(self._threads, self._next, topic, partition, offset, stream)
-            # As of now: a commit that is seen before the next turn of the loop may have taken records from the stream.
+            # As of now: a commit seen before the next loop iteration may have removed records from under the stream.
             changes = self._changes.get(topic.id, 0)
             loading = asyncio.ensure_future(self._loaded(topic, partition, offset, work, changes))
             self._loading[key] = loading
@@ -139,7 +139,7 @@ class SealedData:
         return loading
 
     def served(self, topic: Topic, partition: int, chunk: Chunk) -> None:
-        """A consumer got something of a chunk: see that the next ones are there before it asks for them."""
+        """Read ahead after a consumer got data of a chunk, so that the next chunks are there before it asks."""
         self._read_ahead(topic, partition, chunk.next_offset, 0)
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class SealedData:
             chunk = self.find(topic, partition, offset)
             if chunk is None:
                 key = ((topic.id, partition), offset)
-                # Only where a stream stands already: the end of the sealed data needs no other look.
+                # Only where a stream already stands: the end of the sealed data needs no second look.
                 if key in self._streams and key not in self._loading:
                     self.load(topic, partition, offset)
                 return
@@ -184,7 +184,7 @@ class SealedData:
 
     def _done(self, key: tuple[Partition, int], done: asyncio.Future[Chunk | None]) -> None:
         self._loading.pop(key, None)
-        # Nobody may have waited for what was read ahead.
+        # A chunk that was read ahead may have no waiter.
         if not done.cancelled() and (error := done.exception()) is not None:
             logger.debug("reading ahead: %s", error)
 
@@ -212,7 +212,7 @@ class SealedData:
     def _next(
         self, topic: Topic, partition: int, offset: int, stream: Stream | None
     ) -> tuple[Chunk, Stream] | None:
-        """On a thread: the chunk at an offset, and the stream that goes on behind it."""
+        """Return the chunk at an offset, and the stream that continues after it. Runs on a thread."""
         for attempt in range(ATTEMPTS):
             if stream is None:
                 stream = read_sealed(topic.table, partition, offset)
@@ -220,7 +220,7 @@ class SealedData:
                 chunk = next(stream, None)
                 return None if chunk is None else (chunk, stream)
             except SegmentGoneError as error:
-                # A commit replaced the file, and the collector took it: the table has its records elsewhere.
+                # A commit replaced the file, and the collector removed it: the table has its records elsewhere.
                 stream = None
                 if attempt == ATTEMPTS - 1:
                     raise CorruptError(
@@ -232,7 +232,7 @@ class SealedData:
 
 
 def read_sealed(table: SegmentTable, partition: int, offset: int) -> Stream:
-    """The sealed records of a partition from an offset on, in chunks that have no gap between them."""
+    """Yield the sealed records of a partition from an offset on, in chunks without gaps between them."""
     snapshot = table.snapshot()
     at = snapshot.positions[partition]
     epoch_of = _Epochs(at.epochs)
@@ -242,7 +242,7 @@ def read_sealed(table: SegmentTable, partition: int, offset: int) -> Stream:
                 chunk = _encode(rows, offset, epoch_of)
                 offset = chunk.next_offset
                 yield chunk
-    # Where compaction took the last records, something must lead a consumer over to what comes next.
+    # Where compaction removed the last records, empty batches lead a consumer to the next offset.
     if offset < at.sealed_end:
         first_offset, batches, ends = offset, [], []
         while offset < at.sealed_end:
@@ -263,8 +263,8 @@ def _slices(records: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def _encode(rows: pa.RecordBatch, offset: int, epoch_of: Callable[[int], int]) -> Chunk:
-    # The last record's epoch, where there are several: a consumer that stands behind a batch asks where the batch's
-    # epoch ends, and takes the log for cut off if that is before it.
+    # The last record's epoch, if there are several: a consumer that is past a batch asks where the batch's epoch
+    # ends, and assumes that the log was truncated if that is before its position.
     last_offset = rows.column("offset")[-1].as_py()
     encoded = batch.encode_arrow(rows, leader_epoch=epoch_of(last_offset), batch_bytes=BATCH_BYTES)
     ends: list[int] = []

@@ -1,7 +1,7 @@
-"""The broker: listens for Kafka clients and puts the handlers together.
+"""The broker: listens for Kafka clients and wires up the handlers.
 
-Start: open every topic, load the compiled loops, start the handlers, listen. Stop: take no more requests, answer
-what was taken up, close the connections, stop the handlers. The log itself belongs to the caller.
+Start: load the compiled loops, open every topic, start the handlers, listen. Stop: accept no more requests, answer
+those in progress, close the connections, stop the handlers. The log itself belongs to the caller.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
 STOP_S: Final = 10.0
-"""How long a stop waits for requests that were taken up."""
+"""How long a stop waits for requests in progress."""
 
 ACCEPT_PAUSE_S: Final = 1.0
-"""After a connection that could not be taken."""
+"""The pause after a connection that could not be accepted."""
 
 SWITCH_S: Final = 0.0005
-"""A thread that has synced the WAL must not wait long for the loop to let go of the interpreter."""
+"""A thread that has synced the WAL must not wait long for the loop to release the interpreter."""
 
 
 class HandlerGroup(Protocol):
-    """Handlers that belong together, and what they run beside them."""
+    """Handlers that belong together, and their background work."""
 
     def handlers(self) -> dict[int, Handler]: ...
 
     async def start(self) -> None: ...
 
     async def stop(self) -> None:
-        """Answer those who wait: no more requests are taken up."""
+        """Answer the waiting requests: no more are accepted."""
 
     async def close(self) -> None:
-        """Everything is answered, and the log is about to be closed."""
+        """Finish: everything is answered, and the log is about to be closed."""
 
 
 class Broker:
     """A Kafka endpoint over an open log. Start and stop it on one event loop.
 
-    `host` and `port` are where it listens, port 0 being any that is free; clients are told the same, unless
+    It listens at `host` and `port`; port 0 picks a free one. Clients are told the same address, unless
     `advertised_host` and `advertised_port` are given.
     """
 
@@ -95,13 +95,13 @@ class Broker:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """The address that it listens at."""
         assert self._listener is not None
         host, port = self._listener.getsockname()[:2]
         return host, port
 
     def group_problems(self) -> list[str]:
-        """What could not be read of consumer groups, and the way out."""
+        """Return the problems with reading consumer groups, and how to resolve them."""
         return self.group_service.problems()
 
     @property
@@ -110,11 +110,11 @@ class Broker:
 
     @property
     def memory(self) -> Memory:
-        """What requests take of the memory that they may."""
+        """The memory of requests, and its limit."""
         return self._context.memory
 
     async def start(self) -> None:
-        """Listen. UnavailableError if the address is taken."""
+        """Start and listen. Raise UnavailableError if the address is in use."""
         loop = asyncio.get_running_loop()
         listener = _listen(self._host, self._port)
         try:
@@ -131,10 +131,10 @@ class Broker:
         loop.add_reader(listener.fileno(), self._accept)
         self._sweeper = loop.create_task(self._sweep())
         self._reopener = loop.create_task(reopen_failed(self.node))
-        logger.info("Kafka clients are served at %s:%d", host, port)
+        logger.info("serving Kafka clients at %s:%d", host, port)
 
     async def stop(self) -> None:
-        """Answer what has been taken up, then close everything."""
+        """Answer the requests in progress, then close everything."""
         if self._listener is None:
             return
         loop = asyncio.get_running_loop()
@@ -153,7 +153,7 @@ class Broker:
             try:
                 await asyncio.wait_for(self._all_closed.wait(), STOP_S)
             except TimeoutError:
-                logger.warning("%d connections did not take their answers", len(self._connections))
+                logger.warning("%d connections did not read their answers in time", len(self._connections))
         for connection in list(self._connections):
             connection.close()
         for group in self._groups:
@@ -214,9 +214,9 @@ class Broker:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                # Too many open files, most likely. The client still waits, so the loop would call this at once again.
+                # Too many open files, most likely. The client still waits, so the loop would call this again at once.
                 logger.error(
-                    "can't take another connection, tried again in %g s: %s",
+                    "can't accept another connection, retrying in %g s: %s",
                     ACCEPT_PAUSE_S,
                     error.strerror or error,
                 )
@@ -225,7 +225,7 @@ class Broker:
                 loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
                 return
             if len(self._connections) >= self.node.config.max_connections:
-                logger.warning("refused a connection from %s: max.connections are open", address[0])
+                logger.warning("refused a connection from %s: max.connections is reached", address[0])
                 sock.close()
                 continue
             sock.setblocking(False)
@@ -246,7 +246,7 @@ class Broker:
             self._all_closed.set()
 
     async def _sweep(self) -> None:
-        """Close connections on which nothing happens, or that stand still within a request or an answer."""
+        """Close connections that are idle, or stalled within a request or an answer."""
         while True:
             idle_s = self.node.config.connections_max_idle_ms / 1000
             await asyncio.sleep(min(idle_s, STALL_S) / 4)
@@ -260,10 +260,10 @@ class Broker:
 
 
 def _prepare(log: Log) -> set[str]:
-    """Open every topic; those that could not be opened."""
+    """Open every topic. Return those that could not be opened."""
     batch.warm_up()
     unopened: set[str] = set()
-    # By their names alone: one that can't be read must not keep the others from being served.
+    # By name alone: a topic that can't be read must not keep the others from being served.
     for name in log.catalog_names():
         try:
             log.topic(name)

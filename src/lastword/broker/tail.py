@@ -1,9 +1,9 @@
-"""The WAL's bytes as a fetch takes them: whole batches from an offset on, checked, not decoded.
+"""The WAL's bytes for fetches: whole batches from an offset on, checked but not decoded.
 
-Where the batches of a consumer's next fetch begin is remembered, so that those who follow the tail seek nothing. A
-read that finds its bytes in the page cache is a copy in memory and is done on the event loop (`inline`); any other
-one raises WouldBlockError and is repeated on a thread. Some file systems can't say what is in the page cache (tmpfs,
-NFS, FUSE): there it is taken to have what was just written, and what was just read on a thread.
+The place of a consumer's next fetch is remembered, so that consumers that follow the tail don't seek. A read that finds
+its bytes in the page cache is a copy in memory and is done on the event loop (`inline`). Any other read raises
+WouldBlockError and is repeated on a thread. Some file systems can't tell what is in the page cache (tmpfs, NFS, FUSE).
+There it is assumed to contain the bytes that were just written, or just read on a thread.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _MAGIC: Final = 2
 
 
 class WouldBlockError(Exception):
-    """What was asked for takes longer than the event loop may be held up. Never reaches a user."""
+    """A read that would hold up the event loop for too long. Never reaches a user."""
 
 
 @dataclass(frozen=True, slots=True)
 class TailBytes:
-    """Whole batches, the offset behind them, and whether one is compressed with zstd."""
+    """Whole batches, the offset after them, and whether one is compressed with zstd."""
 
     data: memoryview
     next_offset: int
@@ -57,7 +57,7 @@ NOTHING: Final = TailBytes(memoryview(b""), -1, False)
 
 
 class Tail:
-    """The WAL of one partition. Several threads may read at a time: what is shared is replaced, not changed."""
+    """The WAL of one partition. Several threads may read at a time: shared state is replaced, not changed."""
 
     def __init__(self, writer: PartitionWriter) -> None:
         self._writer = writer
@@ -65,11 +65,11 @@ class Tail:
         # For each file the places of some of its batches: (offset, position), ascending.
         self._index: dict[int, list[tuple[int, int]]] = {}
         self._cache_is_known = True
-        # Where it is not: what was read on a thread, from a place (file, position) up to a position.
+        # If it is not: the bytes that were read on a thread, from a place (file, position) up to a position.
         self._in_memory: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def available_bytes(self, offset: int) -> int:
-        """About how much there is from an offset on; 0 if nothing is."""
+        """Return an estimate of the bytes from an offset on; 0 if there are none."""
         shown = self._writer.shown
         if offset >= shown.offset:
             return 0
@@ -79,9 +79,9 @@ class Tail:
         return shown.position - place[1]
 
     def read(self, offset: int, max_bytes: int, *, inline: bool) -> TailBytes:
-        """Batches from the one with `offset` on, `max_bytes` at most, but one at least if any is shown.
+        """Read batches from the one with `offset` on, at most `max_bytes`, but at least one if any is visible.
 
-        OffsetGoneError if the WAL no longer has it, CorruptError if the bytes are damaged.
+        Raise OffsetGoneError if the WAL no longer has it, CorruptError if the bytes are damaged.
         """
         shown = self._writer.shown
         if offset >= shown.offset:
@@ -91,7 +91,7 @@ class Tail:
             end = shown.position if file.seq == shown.seq else file.size_bytes or 0
             if position < end:
                 return self._read(file, position, end, offset, max_bytes, inline)
-            # At the end of a rolled file: go on with the next one.
+            # At the end of a rolled file: continue with the next one.
             following = next((each for each in self._writer.files if each.seq > file.seq), None)
             if following is None or following.seq > shown.seq:
                 return NOTHING
@@ -114,7 +114,7 @@ class Tail:
         return file, self._scan(file, offset, end, inline)
 
     def _scan(self, file: WalFile, offset: int, end: int, inline: bool) -> int:
-        """The position of the batch with an offset, by the headers before it."""
+        """Find the position of the batch with an offset, by the headers before it."""
         index = self._index.get(file.seq, [])
         position = 0
         if known := bisect_right(index, offset, key=lambda entry: entry[0]):
@@ -154,7 +154,7 @@ class Tail:
         if len(data) >= _HEAD.size:
             first_bytes = _LENGTH_END + _HEAD.unpack_from(data)[1]
             if wanted < first_bytes <= end - position:
-                # The first batch is always given whole.
+                # The first batch is always returned whole.
                 data = self._bytes(file, position, first_bytes, offset, inline)
         size_bytes, next_offset, has_zstd = self._check(file, data, position, end, offset)
         _remember(self._places, next_offset, (file.seq, position + size_bytes))
@@ -163,7 +163,7 @@ class Tail:
     def _check(
         self, file: WalFile, data: memoryview, position: int, end: int, offset: int
     ) -> tuple[int, int, bool]:
-        """How many of the bytes are whole, good batches; the offset behind them; whether there is zstd."""
+        """Return the size of the whole, valid batches, the offset after them, and whether one has zstd."""
         at = 0
         next_offset = -1
         has_zstd = False
@@ -188,7 +188,7 @@ class Tail:
             next_offset = base_offset + last_delta + 1
             at = batch_end
         if at == 0:
-            # What comes before damage is given; the next read, which begins at it, says so.
+            # Batches before damage are returned. The next read begins at the damage and reports it.
             path = self._writer.folder / file.name
             raise damaged(path, offset, position, problem or "the file ends within a batch")
         return at, next_offset, has_zstd
@@ -197,7 +197,7 @@ class Tail:
         try:
             return os.open(self._writer.folder / file.name, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            # The deleter took it: it is sealed.
+            # The deleter removed it: it is sealed.
             raise OffsetGoneError from None
 
     def _bytes(self, file: WalFile, position: int, size_bytes: int, offset: int, inline: bool) -> memoryview:

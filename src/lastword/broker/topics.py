@@ -1,7 +1,7 @@
 """CreateTopics, DeleteTopics and CreatePartitions.
 
 There is one broker, so a replica assignment can only name it, and every replication factor is one. Clients and tools
-that ask for three are served all the same: they ask for what is usual, not for what they need.
+that ask for three are served anyway: they ask for the usual value, not for the one they need.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_ID: Final = UUID(int=0)
 
 
 class TopicHandlers:
-    """Creates, deletes and enlarges topics. The catalog's work is done on a thread."""
+    """Creates and deletes topics, and adds partitions. Catalog operations run on a thread."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -59,7 +59,7 @@ class TopicHandlers:
         results = []
         for wanted in message.topics:
             if counts[wanted.name] > 1:
-                error = RefusedError(ErrorCode.INVALID_REQUEST, f"topic {wanted.name!r} is asked for twice")
+                error = RefusedError(ErrorCode.INVALID_REQUEST, f"topic {wanted.name!r} is named twice")
                 results.append(_not_created(wanted.name, error))
                 continue
             try:
@@ -141,7 +141,7 @@ class TopicHandlers:
             raise RefusedError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"topic {name!r}: a partition is assigned to the brokers {list(broker_ids)}; "
-                f"there is one, {self._node.node_id}",
+                f"the only one is {self._node.node_id}",
             )
 
     # -------------------------------------------------------------------------------------------- delete
@@ -167,7 +167,7 @@ class TopicHandlers:
         has_id = topic_id is not None and topic_id != _NO_ID
         if (name is not None) == has_id:
             raise RefusedError(
-                ErrorCode.INVALID_REQUEST, "A topic is named by its name or by its id, not both."
+                ErrorCode.INVALID_REQUEST, "A topic must be given by its name or by its id, not both."
             )
         if name is not None:
             check_not_internal(name, "deleted")
@@ -212,8 +212,8 @@ class TopicHandlers:
         if wanted.count <= topic.partitions:
             raise RefusedError(
                 ErrorCode.INVALID_PARTITIONS,
-                f"topic {name!r} has {topic.partitions} partitions; {wanted.count} are not more, "
-                f"and partitions can't be taken away",
+                f"topic {name!r} has {topic.partitions} partitions; {wanted.count} is not more, "
+                f"and partitions can't be removed",
             )
         _check_count(name, wanted.count)
         if wanted.assignments is not None:

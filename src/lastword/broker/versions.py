@@ -1,4 +1,4 @@
-"""ApiVersions: which APIs are served, in which versions."""
+"""ApiVersions: the APIs that are served, and their versions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Kafka's frames and messages: which APIs and versions are served, and how their bytes are read and written.
+"""Kafka's frames and messages: the APIs and versions that are served, and how their bytes are read and written.
 
 A frame is a length and that many bytes: a header (API, version, correlation id, client id) and the message.
-kafka-python's codec reads and writes the messages; what is large or frequent is done by hand by its handler.
+kafka-python's codec reads and writes the messages. Handlers of large or frequent messages do it by hand.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _FLEXIBLE_FRAME: Final = struct.Struct(">iib")
 
 
 class MalformedError(Exception):
-    """A frame that is not a request which can be served. The connection that sent it is closed."""
+    """A frame that can't be served as a request. The connection that sent it is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """An API: the versions that are advertised, and the lowest that is really served."""
+    """An API: the versions that are advertised, and the lowest that is actually served."""
 
     key: int
     name: str
@@ -92,7 +92,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who asks: the address that a connection comes from, a number of its own, and where it has reached us."""
+    """The client of a connection: its address, the connection's number, and the local address that it reached."""
 
     client_host: str
     connection_id: int
@@ -100,10 +100,10 @@ class Peer:
 
 
 Answer = Any
-"""A kafka-python response, or the pieces of an encoded one, or None where nothing is answered (acks=0)."""
+"""A kafka-python response, the pieces of an encoded one, or None if there is no answer (acks=0)."""
 
 CLOSE: Final = object()
-"""An answer that is none: the connection is closed in its place."""
+"""Stands for an answer: the connection is closed instead."""
 
 Handler = Callable[[Request, Peer], Awaitable[Answer]]
 
@@ -124,7 +124,7 @@ def _api(request: Any, low: int, high: int, *, served_from: int | None = None) -
 APIS: Final[dict[int, Api]] = {
     api.key: api
     for api in (
-        # Old clients take a broker that does not know Produce 0 for one that can't compress.
+        # Old clients assume that a broker without Produce 0 does not support compression.
         _api(ProduceRequest, 0, 12, served_from=3),
         _api(FetchRequest, 4, 17),
         _api(ListOffsetsRequest, 1, 9),
@@ -163,14 +163,14 @@ APIS: Final[dict[int, Api]] = {
         _api(DescribeTopicPartitionsRequest, 0, 0),
     )
 }
-"""Every API that may be served; those that have a handler are."""
+"""Every API that can be served. Those with a handler are."""
 
 
 def read_request(frame: memoryview, raw: frozenset[int]) -> Request:
-    """The request in a frame. Messages of the APIs in `raw` are left to their handlers.
+    """Decode the request in a frame. Messages of the APIs in `raw` are left to their handlers.
 
-    MalformedError if it is not one, or one of an API or version that is not served. An ApiVersions request of an
-    unknown version has None for its message: it is answered, so that the client can try another one.
+    Raise MalformedError if it is not a request, or if its API or version is not served. An ApiVersions request of an
+    unknown version has None as its message: it is answered, so that the client can try another version.
     """
     try:
         api_key, version, correlation_id, client_length = _HEADER.unpack_from(frame)
@@ -202,7 +202,7 @@ def read_request(frame: memoryview, raw: frozenset[int]) -> Request:
 
 
 def decode(request_class: Any, version: int, data: memoryview, position: int = 0) -> Any:
-    """A message by kafka-python's codec; MalformedError if the bytes end before it does, or are not one."""
+    """Decode a message with kafka-python's codec. Raise MalformedError if it is cut off, or is no such message."""
     flexible = request_class.flexible_version_q(version)
     read = request_class._struct.compiled_decode_from(  # noqa: SLF001
         version, compact=flexible, tagged=flexible, data_class=request_class[None]
@@ -212,14 +212,14 @@ def decode(request_class: Any, version: int, data: memoryview, position: int = 0
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error, MemoryError) as error:
         raise MalformedError(f"the message can't be read: {error}") from None
     if end > len(data):
-        raise MalformedError(f"the message needs {end - len(data)} bytes more than the frame has")
-    # A version must be known to those who look at a message, and is not set by every path of the codec.
+        raise MalformedError(f"the message needs {end - len(data)} more bytes than the frame has")
+    # Code that reads a message must know its version, and not every path of the codec sets it.
     message._version = version  # noqa: SLF001
     return message
 
 
 def frame_of(request: Request, answer: Answer) -> list[Piece]:
-    """An answer as the pieces of a frame, its length and header first."""
+    """Return an answer as the pieces of a frame, its length and header first."""
     if isinstance(answer, list):
         body: Sequence[Piece] = answer
     else:
@@ -241,14 +241,14 @@ def frame_of(request: Request, answer: Answer) -> list[Piece]:
 
 
 def skip_tags(data: memoryview, position: int) -> int:
-    """The position behind tagged fields, none of which is looked at."""
+    """Return the position after tagged fields, all of which are ignored."""
     count, position = unsigned_varint(data, position)
     for _ in range(count):
         _, position = unsigned_varint(data, position)
         size_bytes, position = unsigned_varint(data, position)
         position += size_bytes
         if position > len(data):
-            raise MalformedError("a tagged field leads out of the frame")
+            raise MalformedError("a tagged field extends beyond the frame")
     return position
 
 
@@ -280,7 +280,7 @@ def varint_bytes(value: int) -> bytes:
 
 
 def text(data: memoryview, position: int, *, flexible: bool) -> tuple[str | None, int]:
-    """A nullable string and the position behind it."""
+    """Read a nullable string. Return it and the position after it."""
     try:
         if flexible:
             length, position = unsigned_varint(data, position)
@@ -292,11 +292,11 @@ def text(data: memoryview, position: int, *, flexible: bool) -> tuple[str | None
             return None, position
         return _text(data, position, length), position + length
     except (struct.error, UnicodeDecodeError) as error:
-        raise MalformedError(f"a text can't be read: {error}") from None
+        raise MalformedError(f"a string can't be read: {error}") from None
 
 
 def text_bytes(value: str | None, *, flexible: bool) -> bytes:
-    """A nullable string as it is written."""
+    """Encode a nullable string."""
     if value is None:
         return b"\0" if flexible else b"\xff\xff"
     encoded = value.encode()
@@ -304,7 +304,7 @@ def text_bytes(value: str | None, *, flexible: bool) -> bytes:
 
 
 def count(data: memoryview, position: int, *, flexible: bool) -> tuple[int, int]:
-    """The length of an array or of bytes, -1 for null, and the position behind it."""
+    """Read the length of an array or of bytes, -1 for null. Return it and the position after it."""
     if flexible:
         length, position = unsigned_varint(data, position)
         return length - 1, position
@@ -321,5 +321,5 @@ def count_bytes(length: int, *, flexible: bool) -> bytes:
 
 def _text(data: memoryview, position: int, length: int) -> str:
     if position + length > len(data):
-        raise MalformedError("a text leads out of the frame")
+        raise MalformedError("a string extends beyond the frame")
     return str(data[position : position + length], "utf-8")

@@ -44,10 +44,10 @@ def test_an_unknown_version_of_api_versions_is_left_to_its_handler() -> None:
         (frame(0, 2), "Produce version 2 is not served; 3 to 12 are"),
         (frame(1, 18), "Fetch version 18"),
         (frame(3, 1, b"\0\0\0\x05\0\x01t"), "Metadata version 1"),
-        (frame(3, 1, b"\0\0\0\x01\0\x09t"), "bytes more than the frame has"),
+        (frame(3, 1, b"\0\0\0\x01\0\x09t"), "more bytes than the frame has"),
         (frame(3, 9, b"\xff\xff\xff\xff\xff\xff"), "Metadata version 9"),
         (frame(3, 1, b"\0\0\0\x01\0\x02\xff\xfe"), "Metadata version 1"),
-        (memoryview(struct.pack(">hhih", 3, 1, 7, 1000) + b"x"), "leads out of the frame"),
+        (memoryview(struct.pack(">hhih", 3, 1, 7, 1000) + b"x"), "extends beyond the frame"),
     ],
 )
 def test_what_is_no_request(data: memoryview, what: str) -> None:

@@ -1,22 +1,22 @@
-"""The rules of Kafka's classic group protocol: who is a member, when a group rebalances, and who gets what.
+"""The rules of Kafka's classic group protocol: membership, rebalances and assignments.
 
-A group goes round like this:
+The states of a group:
 
     Empty ── first join ──▶ PreparingRebalance ── all have joined, or time is up ──▶ CompletingRebalance
       ▲                        ▲                                                          │ the leader syncs,
-      └── nobody is left       └── a member comes, goes, expires or changes ── Stable ◀───┘ the store has it
+      └── nobody is left       └── a member joins, leaves, expires, changes ── Stable ◀───┘ the store has it
 
-1. A join is kept waiting until the rebalance begins its new generation; then every member is answered, the leader
-   with all members and their metadata.
-2. A sync is kept waiting until the leader has brought the assignments and the store has them.
-3. Heartbeats keep a member alive; one that stays silent for its session timeout goes, and the others rebalance. A
-   member that waits for an answer needs no heartbeats.
-4. A static member (one with an instance id) that comes back takes over its old place under a new member id. As long as
-   the group's protocol stays the same nobody rebalances, and the old member id is fenced.
+1. A join waits until the rebalance begins its new generation. Then every member is answered, the leader with all
+   members and their metadata.
+2. A sync waits until the leader has sent the assignments and the store has them.
+3. Heartbeats keep a member alive. A member that is silent for its session timeout is removed, and the group
+   rebalances. A member that waits for an answer needs no heartbeats.
+4. A static member (one with an instance id) that returns takes over its old place under a new member id. As long as
+   the group's protocol stays the same, there is no rebalance, and the old member id is fenced.
 
 There is no I/O and no waiting here. The clocks and the store are passed in, answers go to the callbacks that came with
-the requests, and `expire` must be called when `next_wake_ms` has come. If the process is killed, what the store had
-is taken over with `restore`: members go on with their heartbeats as if nothing had been.
+the requests, and `expire` must be called at `next_wake_ms`. After the process was killed, `restore` takes over the
+groups of the store: members continue with their heartbeats as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from lastword.broker.groups.timers import Timers
 logger = logging.getLogger(__name__)
 
 NEW_MEMBER_TIMEOUT_MS = 5 * 60 * 1000
-"""How long a first join waits for its answer: its client can't send heartbeats, and may be long gone."""
+"""How long a first join waits for its answer: its client can't send heartbeats yet, and may be long gone."""
 
 Stored = Callable[[ErrorCode], None]
 Store = Callable[[str, SavedGroup | None, Stored], None]
-"""Keeps a group, or forgets it (None), and says how that went, at once or later, in the order of the calls."""
+"""Stores a group, or deletes it (None), and reports the result, now or later, in the order of the calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """What a client may ask for."""
+    """The limits on requests of clients."""
 
     initial_rebalance_delay_ms: int = 3000
     min_session_timeout_ms: int = 6000
@@ -62,7 +62,7 @@ class GroupLimits:
 
 
 class Coordinator:
-    """All groups. Not for use by several threads."""
+    """All groups. Not thread-safe."""
 
     def __init__(
         self,
@@ -154,12 +154,12 @@ class Coordinator:
         is_same = member.protocols == request.protocols
         is_settled = group.state is State.STABLE and group.leader != member_id
         if is_same and (is_settled or group.state is State.COMPLETING):
-            # It may not have got the answer to its last join.
+            # It may not have received the answer to its last join.
             self._heard_from(group, member)
             reply(group.join_answer(member_id))
         else:
             self._update(member, request, reply)
-            self._maybe_rebalance(group, f"{member_id} joins again")
+            self._maybe_rebalance(group, f"{member_id} rejoins")
 
     def _add(self, group: Group, member_id: str, request: JoinRequest, reply: JoinReply) -> None:
         member = Member(
@@ -184,7 +184,7 @@ class Coordinator:
 
     def _update(self, member: Member, request: JoinRequest, reply: JoinReply | None) -> None:
         if member.join_reply is not None and reply is not None:
-            # It sent another join, on another connection: the first one is of no use to anybody any more.
+            # It sent another join on another connection, so the first one is obsolete.
             member.answer_join(JoinAnswer(error=ErrorCode.UNKNOWN_MEMBER_ID, member_id=member.member_id))
         member.protocols = request.protocols
         member.session_timeout_ms = request.session_timeout_ms
@@ -195,7 +195,7 @@ class Coordinator:
     def _replace_static(
         self, group: Group, old_id: str, new_id: str, request: JoinRequest, reply: JoinReply
     ) -> None:
-        """A static member is back: it takes its old place, and if nothing else changes nobody else notices."""
+        """Give a returning static member its old place. If nothing else changes, no other member notices."""
         leader_before = group.leader or ""
         before = replace(group.members[old_id], join_reply=None, sync_reply=None)
         member = group.rename(old_id, new_id)
@@ -203,18 +203,18 @@ class Coordinator:
         self._heard_from(group, member)
         self._update(member, request, reply)
         if group.state is State.COMPLETING:
-            # The leader may be assigning to the old member id at this moment.
-            self._rebalance(group, f"static member {request.instance_id} is back as {new_id}")
+            # The leader may be assigning to the old member id right now.
+            self._rebalance(group, f"static member {request.instance_id} returned as {new_id}")
             return
         if group.state is not State.STABLE:
             return
         if group.chosen_protocol() != group.protocol_name:
-            self._maybe_rebalance(group, f"static member {request.instance_id} has other protocols")
+            self._maybe_rebalance(group, f"static member {request.instance_id} changed its protocols")
             return
 
         def stored(error: ErrorCode) -> None:
             if group.members.get(new_id) is not member or group.state is not State.STABLE:
-                # It went, it was replaced again, or a rebalance began: that answers it.
+                # It left, it was replaced again, or a rebalance began, which answers it.
                 return
             if error is not ErrorCode.NONE:
                 member.join_reply = None
@@ -231,8 +231,8 @@ class Coordinator:
             if request.may_skip_assignment:
                 member.answer_join(replace(answer, skip_assignment=new_id == group.leader))
             else:
-                # An older client that learnt it is the leader would assign, and a stable group would not listen:
-                # under the leader's old id it does not recognize itself.
+                # An older client that learns it is the leader would assign, which a stable group ignores. It gets
+                # the leader's old id, in which it does not recognize itself.
                 member.answer_join(replace(answer, leader=leader_before, members=()))
 
         self._store(group.group_id, _saved(group), stored)
@@ -275,7 +275,7 @@ class Coordinator:
         return ErrorCode.NONE
 
     def _assign(self, group: Group, given: Mapping[str, bytes]) -> None:
-        """The leader has decided: once the store has it, everybody is told."""
+        """Store the leader's assignments, then send them to the members."""
         generation = group.generation
         assignments = {member_id: given.get(member_id, b"") for member_id in group.members}
 
@@ -314,7 +314,7 @@ class Coordinator:
         return ErrorCode.REBALANCE_IN_PROGRESS if group.state is State.PREPARING else ErrorCode.NONE
 
     def leave(self, group_id: str, refs: Iterable[MemberRef]) -> list[ErrorCode]:
-        """An error, or none, for each of the members."""
+        """Remove members. Return an error code for each of them."""
         group = self.groups.get(group_id)
         return [self._leave(group, ref) for ref in refs]
 
@@ -341,7 +341,7 @@ class Coordinator:
     def check_commit(
         self, group_id: str, ref: MemberRef, generation: int, *, knows_missing_groups: bool = False
     ) -> ErrorCode:
-        """Whether a commit is to be taken. A client without a group's membership may commit to an empty group."""
+        """Check whether a commit is accepted. A client that is not a member may commit to an empty group."""
         if not group_id:
             return ErrorCode.INVALID_GROUP_ID
         group = self.groups.get(group_id)
@@ -355,7 +355,7 @@ class Coordinator:
         if error is not ErrorCode.NONE:
             return error
         if group.state is State.COMPLETING:
-            # Its assignment is not known yet, and neither is what it may commit.
+            # Its assignment is not known yet, so neither are the partitions that it may commit.
             return ErrorCode.REBALANCE_IN_PROGRESS
         self._heard_from(group, group.members[ref.member_id])
         return ErrorCode.NONE
@@ -370,7 +370,7 @@ class Coordinator:
         return group
 
     def restore(self, group_id: str, saved: SavedGroup) -> None:
-        """Take over a group from the store. Its members have their session timeout to be heard from again."""
+        """Take over a group from the store. Its members have one session timeout to send their next request."""
         group = self.get_or_create(group_id)
         take_saved(group, saved)
         for member in group.members.values():
@@ -385,7 +385,7 @@ class Coordinator:
         return ErrorCode.NONE if group.is_empty else ErrorCode.NON_EMPTY_GROUP
 
     def forget(self, group_id: str) -> None:
-        """Take an empty group out of memory. Member ids that it handed out are no longer known."""
+        """Remove an empty group from memory. Member ids that it handed out are no longer known."""
         group = self.groups.pop(group_id)
         group.state = State.DEAD
         for member_id in group.pending:
@@ -394,11 +394,11 @@ class Coordinator:
     # --------------------------------------------------------------------------------------------- time
 
     def next_wake_ms(self) -> int | None:
-        """When `expire` is to be called next."""
+        """Return the time at which `expire` must be called next."""
         return self._timers.next_ms()
 
     def expire(self) -> None:
-        """Do what is due: members that were not heard from go, rebalances that waited long enough go on."""
+        """Do what is due: remove silent members, and continue rebalances that waited long enough."""
         for what, group_id, member_id in self._timers.due(self._now_ms()):
             group = self.groups.get(group_id)
             if group is None:
@@ -418,7 +418,7 @@ class Coordinator:
         if member is None:
             return
         if not member.is_new and (member.is_joining or member.sync_reply is not None):
-            # It waits for us, not we for it. Its time begins again with the answer.
+            # It waits for the coordinator, not the other way round. Its session starts again with the answer.
             return
         self._remove(group, member_id, "its session timed out")
 
@@ -440,7 +440,7 @@ class Coordinator:
         for member_id in list(group.unsynced):
             self._timers.cancel(("session", group.group_id, member_id))
             group.remove(member_id)
-        self._rebalance(group, "members did not ask for their assignment in time")
+        self._rebalance(group, "members did not request their assignment in time")
         self._maybe_complete_join(group)
 
     def _heard_from(self, group: Group, member: Member) -> None:
@@ -473,19 +473,19 @@ class Coordinator:
         if group.state is not State.PREPARING:
             return
         if group.initial_delay is not None and group.members and group.initial_delay.step_ms > 0:
-            # More members may come.
+            # More members may join.
             return
         if group.has_all_joined:
             self._complete_join(group)
 
     def _complete_join(self, group: Group) -> None:
-        """Begin the next generation with those that joined, and the static members that may come back."""
+        """Begin the next generation with the members that joined, and the static members that may return."""
         for member in [each for each in group.members.values() if not each.is_joining and not each.is_static]:
             self._timers.cancel(("session", group.group_id, member.member_id))
             group.remove(member.member_id)
-            logger.info("group %s: %s did not join again in time", group.group_id, member.member_id)
+            logger.info("group %s: %s did not rejoin in time", group.group_id, member.member_id)
         if group.members and not group.elect_joined_leader():
-            # Only static members that are away: until their sessions end there is nobody to tell.
+            # Only absent static members are left: until their sessions end there is no member to answer.
             self._timers.set(("join", group.group_id, ""), self._now_ms() + group.rebalance_timeout_ms)
             return
         group.initial_delay = None
@@ -519,7 +519,7 @@ class Coordinator:
         member = group.remove(member_id)
         self._timers.cancel(("session", group.group_id, member_id))
         assert member is not None
-        # It may be there after all, and join anew.
+        # It may still be alive, and rejoin.
         member.answer_join(JoinAnswer(error=ErrorCode.UNKNOWN_MEMBER_ID))
         member.answer_sync(SyncAnswer(error=ErrorCode.UNKNOWN_MEMBER_ID))
         self._maybe_rebalance(group, f"{member_id} is gone: {reason}")
@@ -536,7 +536,7 @@ class Coordinator:
 
 
 def _check_member(group: Group, ref: MemberRef, generation: int | None = None) -> ErrorCode:
-    """Whether a member is who it says, and of this generation."""
+    """Check a member's identity and its generation."""
     if ref.instance_id is not None:
         current = group.member_of(ref.instance_id)
         if current is None:

@@ -1,4 +1,4 @@
-"""Consumer groups as plain data, with how far each is behind: for the admin API, the command line and the metrics."""
+"""Consumer groups as plain data, with their lag: for the admin API, the command line and the metrics."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TopicPartition = tuple[str, int]
 """A topic's name and a partition."""
 
 LogEnd = Callable[[str, int], int | None]
-"""The log end of a partition; None if there is no such partition, or it can't be told."""
+"""Returns the log end of a partition; None if there is no such partition, or its log end is unknown."""
 
 
 def lag(committed: CommittedOffset, log_end: int | None) -> int | None:
-    """How many offsets are left to read; those of records that compaction removed count, as in Kafka."""
+    """Return the number of offsets left to read. Those of records that compaction removed count, as in Kafka."""
     return None if log_end is None else max(0, log_end - committed.offset)
 
 
@@ -75,7 +75,7 @@ def description(
 
 
 def _owners(group: Group) -> dict[TopicPartition, str]:
-    """Who reads which partition, where the members are consumers."""
+    """Return the member that reads each partition, if the members are consumers."""
     if group.protocol_type != CONSUMER_PROTOCOL:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""One group: its state, its members, and what follows from them. When it changes is the coordinator's."""
+"""One group: its state, its members, and values derived from them. The coordinator decides when it changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class InitialDelay:
-    """A first rebalance waits for more members; each one that comes prolongs it, up to the rebalance timeout."""
+    """The wait of a first rebalance for more members. Each new member extends it, up to the rebalance timeout."""
 
     step_ms: int
     left_ms: int
@@ -32,7 +32,7 @@ class InitialDelay:
 
 @dataclass(slots=True)
 class Group:
-    """A group and its members, in the order in which they came."""
+    """A group and its members, in the order in which they joined."""
 
     group_id: str
     state: State = State.EMPTY
@@ -42,16 +42,16 @@ class Group:
     leader: str | None = None
     members: dict[str, Member] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)
-    """Instance ids and the member ids that they have now."""
+    """Instance ids and their current member ids."""
     pending: set[str] = field(default_factory=set)
     """Member ids that were handed out and have not joined yet."""
     unsynced: set[str] = field(default_factory=set)
-    """Members that have not asked for their assignment of this generation yet."""
+    """Members that have not requested their assignment of this generation yet."""
     initial_delay: InitialDelay | None = None
     has_grown: bool = False
-    """A member came during the initial delay."""
+    """Whether a member joined during the initial delay."""
     since_ms: int = 0
-    """When it came into its state, by the wall clock: an empty group's offsets expire from then on."""
+    """When it entered its state, by the wall clock: the retention time of an empty group's offsets starts then."""
 
     def __len__(self) -> int:
         return len(self.members)
@@ -98,7 +98,7 @@ class Group:
         return member
 
     def rename(self, old_id: str, new_id: str) -> Member:
-        """Give a static member a new member id. Whoever waits under the old one is told that it is fenced."""
+        """Give a static member a new member id. A client that waits under the old one is told that it is fenced."""
         member = self.members[old_id]
         member.answer_join(JoinAnswer(error=ErrorCode.FENCED_INSTANCE_ID, member_id=old_id))
         member.answer_sync(SyncAnswer(error=ErrorCode.FENCED_INSTANCE_ID))
@@ -114,7 +114,7 @@ class Group:
         return member
 
     def elect_joined_leader(self) -> bool:
-        """Keep the leader if it joins, else take the first that does; False if nobody does."""
+        """Keep the leader if it joins, else elect the first member that does. Return False if none does."""
         if self.leader is not None and self.leader in self.members and self.members[self.leader].is_joining:
             return True
         joining = self.joining
@@ -125,13 +125,13 @@ class Group:
     # ---------------------------------------------------------------------------------------- protocols
 
     def supports(self, protocol_type: str, protocols: tuple[tuple[str, bytes], ...]) -> bool:
-        """Whether a member with these protocols fits to those that are there."""
+        """Return whether a member with these protocols is compatible with the current members."""
         if not self.members:
             return bool(protocol_type) and bool(protocols)
         return protocol_type == self.protocol_type and any(name in self._common() for name, _ in protocols)
 
     def chosen_protocol(self) -> str:
-        """The protocol that all members have and that most of them like best."""
+        """Return the protocol that all members support and most of them prefer."""
         candidates = self._common()
         votes = Counter(member.vote(candidates) for member in self.members.values())
         chosen = max(votes, key=lambda name: votes[name])
@@ -143,7 +143,7 @@ class Group:
         return frozenset(set.intersection(*offered)) if offered else frozenset()
 
     def subscribed(self) -> frozenset[str] | None:
-        """The topics that its members read; None if that can't be told."""
+        """Return the topics that its members subscribe to, or None if that is unknown."""
         if self.protocol_type != CONSUMER_PROTOCOL:
             return None
         if not self.members or self.protocol_name is None:
@@ -164,7 +164,7 @@ class Group:
         )
 
     def join_answer(self, member_id: str) -> JoinAnswer:
-        """The current generation, as a member is told of it; the leader gets the members."""
+        """Return the answer to a member's join, with the current generation. The leader also gets the members."""
         return JoinAnswer(
             member_id=member_id,
             generation=self.generation,
@@ -181,7 +181,7 @@ class Group:
 
 
 def take_saved(group: Group, saved: SavedGroup) -> None:
-    """Make a new group what it was when it was stored."""
+    """Restore the stored state into a new group."""
     group.generation = saved.generation
     group.protocol_type, group.protocol_name = saved.protocol_type, saved.protocol_name
     group.since_ms = saved.since_ms

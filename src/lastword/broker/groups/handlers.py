@@ -41,7 +41,7 @@ DELETE_GROUPS: Final = 42
 OFFSET_DELETE: Final = 47
 
 GROUP_TYPE: Final = "classic"
-"""Of every group: the protocols of Kafka's newer types are not served."""
+"""The type of every group: the protocols of Kafka's newer types are not served."""
 
 _GROUP_KEY: Final = 0
 _TRANSACTION_KEY: Final = 1
@@ -49,7 +49,7 @@ _NO_OFFSET: Final = CommittedOffset(topic="", offset=-1)
 
 
 class GroupHandlers:
-    """Everything that clients ask about groups and committed offsets."""
+    """Answers all requests about groups and committed offsets."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -81,7 +81,7 @@ class GroupHandlers:
         await self.service.start()
 
     async def stop(self) -> None:
-        """Take nobody in any more. Commits that are under way go on."""
+        """Accept no more members. Commits in progress continue."""
         await self.service.stop()
 
     async def close(self) -> None:
@@ -96,9 +96,9 @@ class GroupHandlers:
         key_type = message.key_type if request.api_version >= 1 else _GROUP_KEY
         error, text = _coordinator_error(key_type)
         if error is ErrorCode.NONE and not self.service.is_loaded:
-            error, text = ErrorCode.COORDINATOR_NOT_AVAILABLE, "It can't be read yet what groups there are."
+            error, text = ErrorCode.COORDINATOR_NOT_AVAILABLE, "The groups have not been loaded yet."
         if error is ErrorCode.NONE and self._preparing is None:
-            # The first group is about to begin.
+            # The first group is about to form.
             self._preparing = asyncio.create_task(self.service.prepare())
         is_found = error is ErrorCode.NONE
         host, port = self._node.place_for(peer)
@@ -278,8 +278,8 @@ class GroupHandlers:
         )
 
     def _fetch_error(self, group_id: str | None) -> ErrorCode:
-        # Never "there is no offset" before that is known. An empty group id is one that a consumer may have had
-        # offsets under, long ago.
+        # Never answer "there is no offset" before that is known. An empty group id is allowed: a consumer may have
+        # committed offsets under it long ago.
         if not self.service.is_loaded:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return ErrorCode.INVALID_GROUP_ID if group_id is None else ErrorCode.NONE
@@ -360,9 +360,9 @@ def _coordinator_error(key_type: int) -> tuple[ErrorCode, str | None]:
     if key_type == _GROUP_KEY:
         return ErrorCode.NONE, None
     if key_type == _TRANSACTION_KEY:
-        # The one error after which every client gives up at once.
+        # The only error after which every client gives up at once.
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "Transactions are not supported."
-    return ErrorCode.INVALID_REQUEST, f"There are no coordinators of the type {key_type}; 0 is a group's."
+    return ErrorCode.INVALID_REQUEST, f"There are no coordinators of type {key_type}; 0 (group) is available."
 
 
 def _wanted(topics: Any) -> list[TopicPartition] | None:
@@ -386,7 +386,7 @@ def _offset_topics(
                 committed_offset=committed.offset,
                 committed_leader_epoch=committed.leader_epoch,
                 metadata=committed.metadata,
-                # In the first versions nothing else says so.
+                # The first versions have no other field for this error.
                 error_code=int(error if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else ErrorCode.NONE),
             )
         )

@@ -1,10 +1,10 @@
-"""Where groups stand, for compaction: a tombstone that an active group has not read yet must stay.
+"""The positions of groups, for compaction: a tombstone that an active group has not read yet must stay.
 
-Compaction runs in another process, so this goes through small files. A group is active on a partition when it commits
-there, asks for its offset there, or has members at all.
+Compaction runs in another process, so small files pass them on. A group is active on a partition when it commits there,
+fetches its offset there, or has any members.
 
 A position that is new or moves back is written before the commit is answered: from then on the group relies on it.
-All others only let tombstones go that the group has read, so they are written every few seconds.
+All others only release tombstones that the group has read, so they are written every few seconds.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from lastword.reading.readers import group_positions, save_group_positions
 logger = logging.getLogger(__name__)
 
 LONG_AGO_MS = 3_600_000
-"""A file that is this far behind is written anew at the start."""
+"""A file that is this far behind is rewritten at the start."""
 
 Pair = tuple[str, UUID]
-"""A group and a topic's id: they have one file."""
+"""A group and a topic's id. Each pair has one file."""
 
 
 class GroupHolds:
-    """The positions of groups, and which of them are not in their files yet."""
+    """The positions of groups, and those that are not in their files yet."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -39,7 +39,7 @@ class GroupHolds:
         self._one_at_a_time = asyncio.Lock()
 
     def committed(self, group_id: str, topic_id: UUID, partition: int, offset: int, now_ms: int) -> bool:
-        """A group committed an offset; whether that must be written before it is answered."""
+        """Note a commit of a group. Return whether it must be written before it is answered."""
         pair = (group_id, topic_id)
         self._positions.setdefault(pair, {})[partition] = (offset, now_ms)
         self._changed.add(pair)
@@ -49,7 +49,7 @@ class GroupHolds:
     def seen(
         self, group_id: str, topic_id: UUID, now_ms: int, partitions: Iterable[int] | None = None
     ) -> None:
-        """A group is active on the partitions where it has committed, or on some of them."""
+        """Note that a group is active on the partitions where it has committed, or on some of them."""
         own = self._positions.get((group_id, topic_id), {})
         for partition in list(own) if partitions is None else [each for each in partitions if each in own]:
             own[partition] = (own[partition][0], now_ms)
@@ -61,14 +61,14 @@ class GroupHolds:
             self._changed.add(pair)
 
     async def start(self) -> None:
-        """Bring the files in line with what was committed, as far as they differ in what matters."""
+        """Bring the files in line with the committed offsets, where the difference matters."""
         topics = [each.id for each in self._node.log.opened_topics().values()]
         self._written = await self._node.call_slow(read_positions, self._node.log.path, topics)
         self._changed = {pair for pair in {*self._positions, *self._written} if self._is_behind(pair)}
         await self.write()
 
     def _is_behind(self, pair: Pair) -> bool:
-        """Whether a file lets tombstones go that its group needs, or keeps some for nobody."""
+        """Return whether a file releases tombstones that its group needs, or keeps some that no group needs."""
         own, written = self._positions.get(pair, {}), self._written.get(pair, {})
         return own.keys() != written.keys() or any(
             written[partition][0] > position or active_ms - written[partition][1] > LONG_AGO_MS
@@ -84,7 +84,7 @@ class GroupHolds:
             try:
                 failed = await self._node.call_slow(_write_files, self._node.log.path, content)
             except BaseException:
-                # Such as the end of the client that asked: the next round writes them.
+                # For example, the client is gone: the next round writes them.
                 self._changed.update(pairs)
                 raise
             self._changed.update(failed)
@@ -95,7 +95,7 @@ class GroupHolds:
                     self._written.pop(pair, None)
 
     def _is_there(self, pair: Pair) -> bool:
-        # What belongs to a topic that is gone has been removed with it.
+        # The files of a deleted topic have been removed with it.
         try:
             self._node.topic_by_id(pair[1])
         except UnknownTopicError:
@@ -104,13 +104,13 @@ class GroupHolds:
 
 
 def read_positions(folder: Path, topics: Iterable[UUID]) -> dict[Pair, dict[int, tuple[int, int]]]:
-    """The positions in the files of some topics, and when each group was last seen there."""
+    """Return the positions in the files of some topics, and when each group was last active there."""
     found: dict[Pair, dict[int, tuple[int, int]]] = {}
     for topic_id in topics:
         try:
             positions = group_positions(folder, topic_id.hex)
         except CorruptError as error:
-            logger.warning("the positions of groups are written anew: %s", error)
+            logger.warning("rewriting the positions of groups: %s", error)
             continue
         for each in positions:
             own = found.setdefault((each.reader, topic_id), {})
@@ -119,15 +119,15 @@ def read_positions(folder: Path, topics: Iterable[UUID]) -> dict[Pair, dict[int,
 
 
 def _write_files(folder: Path, content: list[tuple[Pair, dict[int, tuple[int, int]]]]) -> set[Pair]:
-    """The pairs whose file could not be written."""
+    """Write the files. Return the pairs whose file could not be written."""
     failed: set[Pair] = set()
     for (group_id, topic_id), positions in content:
         try:
             save_group_positions(folder, topic_id.hex, group_id, positions)
         except OSError as error:
             logger.error(
-                "the positions of group %s could not be written, so a tombstone may go before the group has "
-                "read it: %s",
+                "the positions of group %s could not be written, so a tombstone may be removed before the group "
+                "has read it: %s",
                 group_id,
                 error,
             )

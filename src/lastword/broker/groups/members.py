@@ -1,4 +1,4 @@
-"""A member of a group, what it asks for, and what it is answered."""
+"""A member of a group, its requests, and their answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_GENERATION = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
-    """A client asks to be a member, for the first time or again."""
+    """A client's request to become a member, for the first time or again."""
 
     group_id: str
     member_id: str
@@ -24,16 +24,16 @@ class JoinRequest:
     rebalance_timeout_ms: int
     protocol_type: str
     protocols: tuple[tuple[str, bytes], ...]
-    """Names and metadata, the one it likes best first."""
+    """Names and metadata, in order of preference."""
     must_know_member_id: bool = False
-    """The client takes part in handing out member ids before it joins (MEMBER_ID_REQUIRED)."""
+    """Whether the client must get its member id before it joins (MEMBER_ID_REQUIRED)."""
     may_skip_assignment: bool = False
-    """The client understands an answer that makes it the leader with nothing to assign."""
+    """Whether the client understands an answer that makes it the leader with nothing to assign."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedMember:
-    """A member as its leader sees it."""
+    """A member as the leader sees it."""
 
     member_id: str
     instance_id: str | None
@@ -54,7 +54,7 @@ class JoinAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequest:
-    """A member asks for its assignment; the leader brings everybody's."""
+    """A member's request for its assignment. The leader's request has the assignments of all members."""
 
     group_id: str
     member_id: str
@@ -75,7 +75,7 @@ class SyncAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRef:
-    """How a request names a member: both, or for a static member its instance id alone."""
+    """The ids by which a request names a member: both, or for a static member its instance id alone."""
 
     member_id: str
     instance_id: str | None = None
@@ -87,7 +87,7 @@ SyncReply = Callable[[SyncAnswer], None]
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """A member of a group. `join_reply` and `sync_reply` are there while it waits for an answer."""
+    """A member of a group. `join_reply` and `sync_reply` are set while it waits for an answer."""
 
     member_id: str
     instance_id: str | None
@@ -98,7 +98,7 @@ class Member:
     protocols: tuple[tuple[str, bytes], ...]
     assignment: bytes = b""
     is_new: bool = False
-    """It has not got an answer to its first join yet, so it can't send heartbeats."""
+    """Whether its first join has not been answered yet, so that it can't send heartbeats."""
     join_reply: JoinReply | None = field(default=None, repr=False)
     sync_reply: SyncReply | None = field(default=None, repr=False)
 
@@ -114,7 +114,7 @@ class Member:
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
     def vote(self, candidates: frozenset[str]) -> str | None:
-        """The candidate that it likes best."""
+        """Return the candidate that it prefers."""
         return next((name for name, _ in self.protocols if name in candidates), None)
 
     def answer_join(self, answer: JoinAnswer) -> None:

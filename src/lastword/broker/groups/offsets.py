@@ -1,4 +1,4 @@
-"""The committed offsets of all groups, in memory, and which of them have expired."""
+"""The committed offsets of all groups, in memory, and the rules for their expiry."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PartitionId = tuple[UUID, int]
 
 
 class GroupOffsets:
-    """What each group has committed. Only what the store has is in here."""
+    """The committed offsets of each group. Only offsets that the store has are in here."""
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[PartitionId, CommittedOffset]] = {}
 
     def apply(self, key: OffsetKey, committed: CommittedOffset | None) -> None:
-        """Take over a commit, or with None its deletion."""
+        """Apply a commit, or its deletion (None)."""
         place = (key.topic_id, key.partition)
         if committed is not None:
             self._by_group.setdefault(key.group_id, {})[place] = committed
@@ -34,7 +34,7 @@ class GroupOffsets:
         return self._by_group.get(group_id, {})
 
     def groups(self) -> list[str]:
-        """The groups that have committed offsets."""
+        """Return the groups that have committed offsets."""
         return list(self._by_group)
 
 
@@ -46,10 +46,10 @@ def expired(
     retention_ms: int,
     topic_exists: Callable[[UUID], bool],
 ) -> list[OffsetKey]:
-    """The offsets that are to go: their topic is gone, or nobody has needed them for the retention time.
+    """Return the offsets to delete: their topic is deleted, or the group has not needed them for the retention time.
 
-    A group needs its offsets while it has members. Where those are consumers, it needs the offsets of the topics that
-    they subscribed to. Time counts from the commit, and from when the last member went if that is later.
+    A group needs its offsets while it has members. If those are consumers, it needs the offsets of the topics that
+    they subscribe to. Time counts from the commit, or from when the last member left if that is later.
     """
 
     def is_expired(place: PartitionId, offset: CommittedOffset) -> bool:

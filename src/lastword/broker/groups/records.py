@@ -8,8 +8,8 @@
     key     ["offset", 1, group id, topic id, partition]
     value   {"version": 1, "topic": name, "offset": …, "leader_epoch": …, "metadata": text, "committed_ms": …}
 
-The number in a key is the version of the key's form. Keys and values of a newer version than this are an error at the
-start, not something to be skipped: they were written by a newer Lastword.
+The number in a key is the version of the key's format. Keys and values of a newer version are an error at the start,
+and are not skipped: a newer Lastword wrote them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SavedMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedGroup:
-    """A group as it is stored: stable, or empty when it has no members."""
+    """A group as it is stored: stable, or empty if it has no members."""
 
     generation: int
     protocol_type: str | None
@@ -52,7 +52,7 @@ class SavedGroup:
 
 @dataclass(frozen=True, slots=True)
 class OffsetKey:
-    """What an offset is committed for. The topic is its id: one of the same name that comes later is another one."""
+    """The group and partition of an offset. The topic is given by its id: if it is recreated, it is another topic."""
 
     group_id: str
     topic_id: UUID
@@ -112,7 +112,7 @@ def offset_record(key: OffsetKey, committed: CommittedOffset | None) -> tuple[by
 
 
 def parse(record: Record, *, topic: str) -> tuple[str | OffsetKey, SavedGroup | CommittedOffset | None]:
-    """A record of the internal topic: a group id with its group, or an offset's key with the offset."""
+    """Parse a record of the internal topic: a group id with its group, or an offset's key with the offset."""
     try:
         kind, version, *rest = json.loads(record.key or b"")
         value = None if record.value is None else json.loads(record.value)

@@ -1,16 +1,16 @@
-"""What the internal topic says of groups and their offsets, also where a part of it can't be read.
+"""Reads groups and their offsets from the internal topic, even if a part of it can't be read.
 
-1. The topic is read from its beginning, and the last record of each key counts. A damaged range of the WAL, a segment
-   that can't be read, a record that makes no sense: it is noted, and reading goes on behind it.
-2. A key whose last readable record lies before such a place may have had a later one there. For an offset there is
-   another witness: the position that compaction is told of (holds.py). The first commit of a partition and each that
-   goes back is in its file before it is answered, the others follow, so it is never ahead of what was committed. It
-   takes the place of the record. Without it the older record holds.
-3. What is known so far is written again, behind the damage, by those who may write. So it is known at the next start
-   too, also when the damage has been left behind by `lastword wal repair`.
+1. The topic is read from its beginning, and the last record of each key counts. A damaged range of the WAL, an
+   unreadable segment or an invalid record is noted, and reading continues after it.
+2. A key whose last readable record comes before such a place may have had a later one there. For an offset there is
+   a second source: the position that compaction is told (holds.py). The first commit of a partition, and each that
+   moves back, is in its file before it is answered. The others follow, so the file is never ahead of the commits. Its
+   position replaces the record. Without it, the older record counts.
+3. A process that may write appends the known state again, after the damage. So it is also known at the next start,
+   even if `lastword wal repair` has skipped the damage.
 
-So no committed offset is forgotten and none is too high: consumers may read records again, and skip none. Members of a
-group whose record is lost join again. An offset or a group whose deletion is lost comes back.
+So no committed offset is lost and none is too high: consumers may read records again, but skip none. Members of a group
+whose record is lost rejoin. An offset or a group whose deletion is lost reappears.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Value = SavedGroup | CommittedOffset
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Offsets of the topic that can't be read, up to, but without, the end, and why."""
+    """Offsets of the topic that can't be read (the end is exclusive), and the reason."""
 
     first_offset: int
     end_offset: int
@@ -57,23 +57,23 @@ class Lost:
 
 @dataclass(slots=True)
 class Replayed:
-    """The last record of each key with its offset, None for a deletion, and what could not be read."""
+    """The last record of each key with its offset, None for a deletion, and the offsets that could not be read."""
 
     last: dict[Key, tuple[int, Value | None]] = field(default_factory=dict)
     lost: list[Lost] = field(default_factory=list)
 
     @property
     def entries(self) -> list[tuple[Key, Value]]:
-        """What is kept now."""
+        """The current groups and offsets."""
         return [(key, value) for key, (_, value) in self.last.items() if value is not None]
 
     @property
     def sure_from(self) -> int:
-        """The end of what can't be read: from there on the last record of a key is the last word on it."""
+        """The end of the unreadable offsets: from there on, the last record of a key is certain."""
         return max((each.end_offset for each in self.lost), default=0)
 
     def doubtful(self) -> list[NewRecord]:
-        """The records to be written again: nothing that can be relied on says the same."""
+        """Return the records to write again, because no reliable record says the same."""
         sure_from = self.sure_from
         entries = [
             _record(key, value)
@@ -107,13 +107,13 @@ def replay(topic: Topic) -> Replayed:
 
 
 def _next_damage(topic: Topic, offset: int) -> DamagedRange | None:
-    """The first damage from an offset on. Everything is looked at for each: there are few, and the topic is small."""
+    """Return the first damage from an offset on. Each call checks everything: damage is rare, the topic is small."""
     damage = [each for _, each in (*topic.sealed_damage(), *topic.wal_damage()) if each.end_offset > offset]
     return min(damage, key=lambda each: each.end_offset, default=None)
 
 
 def with_positions(found: Replayed, folder: Path, names: Mapping[UUID, str]) -> Replayed:
-    """The same, with the positions that compaction was told of where a later commit may be lost."""
+    """Return the result with the positions that compaction was told, where a later commit may be lost."""
     if not found.lost:
         return found
     last = dict(found.last)
@@ -131,7 +131,7 @@ def with_positions(found: Replayed, folder: Path, names: Mapping[UUID, str]) -> 
 
 
 def write_again(log: Log) -> None:
-    """Have everything that is known of groups behind what can't be read, so that this can be left behind."""
+    """Append the known state of groups after the unreadable offsets, so that those can be skipped."""
     topic = log.topic(GROUPS_TOPIC)
     names = {info.id: info.name for info in log.topic_infos()}
     records = with_positions(replay(topic), log.path, names).doubtful()
@@ -140,10 +140,10 @@ def write_again(log: Log) -> None:
 
 
 def problems(lost: Iterable[Lost]) -> list[str]:
-    """What a user is told of damage, and the way out."""
+    """Return a message for each unreadable range, with the way to resolve it."""
     return [
-        f"{GROUPS_TOPIC}: {str(each).removesuffix('.')}. Committed offsets that were there are as of some seconds "
-        f"before, so consumers may read records again. `lastword wal repair {GROUPS_TOPIC} --skip` leaves them behind"
+        f"{GROUPS_TOPIC}: {str(each).removesuffix('.')}. Commits in this range fall back to positions from some "
+        f"seconds earlier, so consumers may read records again. `lastword wal repair {GROUPS_TOPIC} --skip` skips it"
         for each in lost
     ]
 

@@ -1,14 +1,14 @@
-"""Groups at work on the event loop: the coordinator's timers, the store, the offsets and the holds.
+"""Groups on the event loop: the coordinator's timers, the store, the offsets and the holds.
 
-Everything is called on the loop. A commit's way:
+Everything is called on the loop. The path of a commit:
 
-1. the coordinator says whether the member may commit;
-2. the store has it on disk, together with the commits that came meanwhile;
-3. it is seen by those who fetch offsets, and compaction is told where it must be at once;
+1. the coordinator checks whether the member may commit;
+2. the store writes it to disk, together with the commits that arrived meanwhile;
+3. offset fetches see it, and compaction is told if it must know at once;
 4. the client is answered.
 
-Where the topic can't be opened or read at all (a damaged table, storage that does not answer), the broker starts all the
-same. Until it can, which is tried again and again, clients are told to come back, and nothing is taken for forgotten.
+If the topic can't be opened or read at all (a damaged table, storage that does not respond), the broker starts anyway
+and keeps trying. Until it succeeds, clients are told to retry, and no offset is treated as missing.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
-"""Between two attempts to read what could not be read at the start."""
+"""The pauses between attempts to load groups that could not be read at the start."""
 
 HOLDS_EVERY_S = 5.0
 MEMBERS_SEEN_EVERY = 12
-"""Every so many rounds of the holds, the groups with members count as seen."""
+"""After this many rounds of writing holds, the groups with members count as active."""
 
 TopicPartition = tuple[str, int]
 
@@ -93,16 +93,16 @@ class GroupService:
         self._alarm: asyncio.TimerHandle | None = None
         self._waiting: set[asyncio.Future[Any]] = set()
         self._under_way: Counter[OffsetKey] = Counter()
-        """Offsets that are being written: what is known of them is about to be out of date."""
+        """Offsets that are being written: their known values are about to be outdated."""
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopping = False
         self._not_loaded: str | None = "it has not been read yet"
-        """Why nothing is known of groups; None if it is."""
+        """Why the groups are not loaded; None if they are."""
 
     # -------------------------------------------------------------------------------------- start, stop
 
     async def start(self) -> None:
-        """Take over what the store has, or go on trying to."""
+        """Load the stored groups, or keep trying in the background."""
         if not await self._is_loading_done():
             self._tasks = [asyncio.create_task(self._guarded(self._load_later()), name="lastword-group-load")]
 
@@ -111,7 +111,7 @@ class GroupService:
         while True:
             await asyncio.sleep(pause_s)
             if await self._is_loading_done():
-                logger.info("the groups and offsets of %s have been read", GROUPS_TOPIC)
+                logger.info("loaded the groups and offsets of %s", GROUPS_TOPIC)
                 return
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
@@ -147,7 +147,7 @@ class GroupService:
         ]
 
     async def stop(self) -> None:
-        """Answer everybody who waits for a rebalance: they come again when the broker does."""
+        """Answer all clients that wait for a rebalance: they retry when the broker is back."""
         self._is_stopping = True
         for waiting in list(self._waiting):
             if not waiting.done():
@@ -159,14 +159,14 @@ class GroupService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Write what is still to be written. The log must be open."""
+        """Write everything that is pending. The log must be open."""
         await self._store.stop()
         if self.is_loaded:
             await self._holds.write()
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it is known what groups there are."""
+        """Whether the groups have been loaded."""
         return self._not_loaded is None
 
     # ---------------------------------------------------------------------------------------- membership
@@ -195,13 +195,13 @@ class GroupService:
         return errors
 
     async def _wait_for(self, ask: Callable[[Callable[[Any], None]], None]) -> Any:
-        """The answer to something that may have to wait; None if the broker stops before there is one."""
+        """Return the answer to a request that may have to wait, or None if the broker stops before it answers."""
         if self._is_stopping or not self.is_loaded:
             return None
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def reply(answer: object) -> None:
-            # Whoever asked may have gone.
+            # The client may be gone.
             if not answered.done():
                 answered.set_result(answer)
 
@@ -224,7 +224,7 @@ class GroupService:
         *,
         knows_missing_groups: bool = False,
     ) -> dict[TopicPartition, ErrorCode]:
-        """Keep offsets of a group; how that went for each."""
+        """Commit offsets of a group. Return the result for each."""
         if not self.is_loaded:
             return dict.fromkeys(offsets, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         error = self._coordinator.check_commit(
@@ -259,7 +259,7 @@ class GroupService:
         return answers
 
     async def _keep(self, commits: Sequence[tuple[OffsetKey, CommittedOffset | None]]) -> ErrorCode:
-        """Write offsets, or with None their deletions, then let everybody see them."""
+        """Write offsets, or their deletions (None), then make them visible."""
         urgent: set[Pair] = set()
 
         def apply() -> None:
@@ -268,7 +268,7 @@ class GroupService:
                 if committed is None:
                     self._holds.forget(key.group_id, key.topic_id, key.partition)
                     continue
-                # It may have been deleted, as one without offsets, while this was being written.
+                # The group may have been deleted, as one without offsets, while this was being written.
                 self._coordinator.get_or_create(key.group_id)
                 if self._holds.committed(
                     key.group_id, key.topic_id, key.partition, committed.offset, committed.committed_ms
@@ -286,7 +286,7 @@ class GroupService:
         return error
 
     async def _write(self, entries: Sequence[Entry], apply: Callable[[], None]) -> ErrorCode:
-        """Write records; `apply` is called in the order of the log, also if whoever asked has gone."""
+        """Write records. `apply` is called in the order of the log, even if the client is gone."""
         written: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
 
         def done(error: LastwordError | None) -> None:
@@ -301,7 +301,7 @@ class GroupService:
     def committed(
         self, group_id: str, wanted: Iterable[TopicPartition] | None
     ) -> dict[TopicPartition, CommittedOffset | None]:
-        """What a group has committed for some partitions, or (None) for all that it has."""
+        """Return the committed offsets of a group for some partitions, or for all that it has (None)."""
         own = self._offsets.of(group_id)
         if wanted is None:
             return {
@@ -321,7 +321,7 @@ class GroupService:
     async def delete_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
-        """Forget offsets of a group; not those of topics that its members read."""
+        """Delete offsets of a group, except those of topics that its members subscribe to."""
         if not self.is_loaded:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE, {}
         group = self._coordinator.groups.get(group_id)
@@ -357,28 +357,28 @@ class GroupService:
         return self._coordinator.groups.get(group_id)
 
     def log_end(self, topic: str, partition: int) -> int | None:
-        """Up to where consumers can read a partition; None if there is none."""
+        """Return the offset up to which consumers can read a partition, or None if there is no such partition."""
         found = self._topic(topic)
         if found is None or not 0 <= partition < found.partitions:
             return None
         return found.writer(partition).shown.offset
 
     def problems(self) -> list[str]:
-        """What could not be read at the start, and the way out."""
+        """Return the problems with reading the groups at the start, and how to resolve them."""
         if self._not_loaded is not None:
             reason = self._not_loaded.removesuffix(".")
             return [f"consumer groups can't be served, because {GROUPS_TOPIC} can't be read: {reason}"]
         return problems(self._store.lost)
 
     def check_loaded(self) -> None:
-        """UnavailableError if it is not known what groups there are."""
+        """Raise UnavailableError if the groups have not been loaded."""
         if self._not_loaded is not None:
             raise UnavailableError(f"{GROUPS_TOPIC} can't be read yet: {self._not_loaded}")
 
     async def write_again(self) -> None:
-        """Have every committed offset at the end of the log too, so that damage before it can be left behind.
+        """Append every committed offset to the log again, so that damage before it can be skipped.
 
-        UnavailableError if that fails. Those that are being written are there anyway, and later.
+        Raise UnavailableError if that fails. Offsets that are being written get there anyway, and later.
         """
         self.check_loaded()
         entries = [
@@ -389,16 +389,14 @@ class GroupService:
         ]
         error = await self._write(entries, lambda: None) if entries else ErrorCode.NONE
         if error is not ErrorCode.NONE:
-            raise UnavailableError(
-                f"{GROUPS_TOPIC} can't be written, so nothing was left behind: {error.name}"
-            )
+            raise UnavailableError(f"{GROUPS_TOPIC} can't be written, so nothing was skipped: {error.name}")
 
     def repaired(self) -> None:
-        """Note that what could not be read has been left behind."""
+        """Note that the offsets that could not be read have been skipped."""
         self._store.repaired()
 
     async def delete_group(self, group_id: str) -> ErrorCode:
-        """Delete a group that has no members, with its offsets."""
+        """Delete a group that has no members, and its offsets."""
         if not self.is_loaded:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         error = self._coordinator.check_deletion(group_id)
@@ -416,7 +414,7 @@ class GroupService:
                 self._offsets.apply(key, None)
                 self._holds.forget(group_id, key.topic_id, key.partition)
 
-        # From here on whoever joins or commits begins a new group, behind the deletion in the log.
+        # From here on, a join or a commit begins a new group, after the deletion in the log.
         self._coordinator.forget(group_id)
         entries = [offset_record(key, None) for key in keys]
         error = await self._write([*entries, group_record(group_id, None)], apply)
@@ -425,12 +423,12 @@ class GroupService:
         return error
 
     async def expire_offsets(self) -> None:
-        """Delete offsets that nobody needs any more, and groups that have neither members nor offsets."""
+        """Delete expired offsets, and groups that have neither members nor offsets."""
         retention_ms = self._node.config.offsets_retention_minutes * 60_000
-        # By the catalog: a topic that could not be opened is still there.
+        # According to the catalog: a topic that could not be opened still exists.
         listing = await self._node.call_slow(self._node.log.listing, include_internal=True)
         if any(each.id is None for each in listing.unreadable):
-            # Offsets of a topic that is there would be taken for those of one that is gone.
+            # Offsets of an existing topic would be treated as those of a deleted one.
             return
         topic_ids = listing.ids
         for group in list(self._coordinator.groups.values()):
@@ -441,7 +439,7 @@ class GroupService:
                 retention_ms=retention_ms,
                 topic_exists=lambda topic_id: topic_id in topic_ids or self._exists(topic_id),
             )
-            # The deletion would be behind a commit that is not known here yet, and take it back.
+            # The deletion would come after a commit that is not known here yet, and undo it.
             keys = [key for key in keys if key not in self._under_way]
             if keys:
                 logger.info("group %s: %d committed offsets have expired", group.group_id, len(keys))
@@ -460,7 +458,7 @@ class GroupService:
         self._store.write([group_record(group_id, saved)], done)
 
     def _arm(self) -> None:
-        """Have `expire` called when the coordinator wants it."""
+        """Schedule the coordinator's next `expire`."""
         loop = asyncio.get_running_loop()
         wake_ms = self._coordinator.next_wake_ms()
         if self._alarm is not None:
@@ -498,7 +496,7 @@ class GroupService:
         try:
             await work
         except Exception:
-            # A fault in one round must not end those that follow.
+            # A fault in one round must not end the following rounds.
             logger.exception("groups: a background task met an unexpected error")
 
     def _topic(self, name: str) -> Topic | None:
@@ -516,12 +514,12 @@ class GroupService:
 
 
 def _monotonic_ms() -> int:
-    # The loop's own time: a clock that is set must not end anybody's session.
+    # The loop's own time: a change of the system clock must not end any session.
     return int(asyncio.get_running_loop().time() * 1000)
 
 
 def _code_of(error: LastwordError | None) -> ErrorCode:
-    """What a client is told when the store could not write: to try again, unless that is of no use."""
+    """Return the code for a failed write of the store. It tells the client to retry, unless that is of no use."""
     if error is None:
         return ErrorCode.NONE
     return (

@@ -1,13 +1,13 @@
-"""The internal topic in which groups and their offsets are kept.
+"""The internal topic that stores groups and their offsets.
 
-1. What is to be kept is queued, with a callback. One task takes all that is queued and appends it in one go, so that
-   commits that come together share one sync, and everything is applied in the order in which it is in the log.
-2. The callbacks are told how it went. Nothing is answered to a client, or seen by another, before that.
-3. At the start the topic is read from its beginning, and the last record of each key counts (replay.py). Damage does not
-   keep the broker from starting: it is reported, and what is known all the same is written again behind it.
+1. Entries are queued, with a callback. One task takes all queued entries and appends them in one go, so that commits
+   that arrive together share one sync, and everything is applied in the order of the log.
+2. The callbacks get the result. Nothing is answered to a client, or seen by another, before that.
+3. At the start the topic is read from its beginning, and the last record of each key counts (replay.py). Damage does
+   not keep the broker from starting: it is reported, and the state that is still known is written again after it.
 
-Killed at any point: what was answered is in the log. What was not may be there too, as for any other commit whose
-answer is lost. The topic is compacted by the worker as every other topic.
+If the process is killed, everything that was answered is in the log. Unanswered entries may be there too, as for any
+other commit whose answer is lost. The worker compacts the topic like every other topic.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class GroupStore:
         self._task: asyncio.Task[None] | None = None
         self._topic: Topic | None = None
         self.lost: list[Lost] = []
-        """What could not be read at the start."""
+        """The offsets that could not be read at the start."""
 
     async def start(self) -> list[tuple[Key, Value]]:
-        """What is kept, as of the last record of each key."""
+        """Start, and return the stored groups and offsets, by the last record of each key."""
         found = await self._node.call_slow(self._replay)
         self._task = asyncio.create_task(self._run(), name="lastword-group-store")
         return found
 
     async def stop(self) -> None:
-        """Write what is queued, and end."""
+        """Write the queued entries, then end."""
         self._closing = True
         self._wake.set()
         if self._task is not None:
@@ -70,14 +70,12 @@ class GroupStore:
         self._wake.set()
 
     async def prepare(self) -> None:
-        """Have the topic there before the first commit waits for it."""
+        """Create the topic before the first commit waits for it."""
         if self._topic is None:
             try:
                 await self._node.call_slow(self._open)
             except LastwordError as error:
-                logger.warning(
-                    "%s could not be created, and is tried again when it is needed: %s", GROUPS_TOPIC, error
-                )
+                logger.warning("%s could not be created, retrying when it is needed: %s", GROUPS_TOPIC, error)
 
     async def _run(self) -> None:
         while not self._closing or self._queue:
@@ -88,7 +86,7 @@ class GroupStore:
                 continue
             error = await self._append([entry for entries, _ in taken for entry in entries])
             if isinstance(error, InvalidError) and len(taken) > 1:
-                # One of them, such as a group that is too large, is refused, and so nothing was written.
+                # One entry, such as a group that is too large, was refused, so nothing was written.
                 for entries, done in taken:
                     _tell(done, await self._append(entries))
                 continue
@@ -104,7 +102,7 @@ class GroupStore:
             logger.error("groups and offsets could not be written to %s: %s", GROUPS_TOPIC, error)
             return error
         except Exception as error:
-            # Whoever waits must be answered, and the next ones be written.
+            # The waiting clients must be answered, and the next entries written.
             logger.exception("groups and offsets could not be written to %s", GROUPS_TOPIC)
             return UnavailableError(f"{GROUPS_TOPIC} can't be written: {error}")
         return None
@@ -115,7 +113,7 @@ class GroupStore:
         try:
             self._topic.append_internal(records)
         except WriteFailedError:
-            # Nothing more is taken until the partition is opened anew; then it is whole again.
+            # Nothing more is accepted until the partition is reopened; then it is whole again.
             self._topic.reopen_partition(0)
             self._topic.append_internal(records)
 
@@ -129,7 +127,7 @@ class GroupStore:
         except UnknownTopicError:
             return []
         if self._topic.foreign is not None:
-            # The groups of this catalog are another broker's.
+            # The groups of this catalog belong to another broker.
             raise self._topic.foreign
         self.repaired()
         found = replay(self._topic)
@@ -145,8 +143,8 @@ class GroupStore:
         metrics.GROUPS_UNREADABLE_OFFSETS.set(sum(each.end_offset - each.first_offset for each in found.lost))
         for each in found.lost:
             logger.error(
-                "%s: %s Committed offsets that were there are as of some seconds before, so consumers may read "
-                "records again. `lastword wal repair %s --skip` leaves them behind.",
+                "%s: %s Commits in this range fall back to positions from some seconds earlier, so consumers may "
+                "read records again. `lastword wal repair %s --skip` skips it.",
                 *(GROUPS_TOPIC, each, GROUPS_TOPIC),
             )
 
@@ -157,13 +155,13 @@ class GroupStore:
         assert self._topic is not None
         try:
             self._topic.append_internal(records)
-            logger.info("%d groups and offsets were written again behind what can't be read", len(records))
+            logger.info("wrote %d groups and offsets again after the unreadable ones", len(records))
         except LastwordError as error:
-            # They are known in this life; the next start does the same again.
+            # They are in memory now, and the next start tries again.
             logger.error("groups and offsets could not be written again to %s: %s", GROUPS_TOPIC, error)
 
     def repaired(self) -> None:
-        """Note that there is nothing, or nothing any more, that can't be read."""
+        """Note that everything can be read, or everything unreadable has been skipped."""
         self.lost = []
         metrics.GROUPS_UNREADABLE_OFFSETS.set(0)
 
@@ -172,4 +170,4 @@ def _tell(done: Done, error: LastwordError | None) -> None:
     try:
         done(error)
     except Exception:
-        logger.exception("what was written to %s could not be taken over", GROUPS_TOPIC)
+        logger.exception("a write to %s could not be applied", GROUPS_TOPIC)

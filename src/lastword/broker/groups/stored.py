@@ -1,4 +1,4 @@
-"""Consumer groups as the log has them, for when no server runs. Members are those of the last generation."""
+"""Consumer groups as stored in the log, for when no server runs. Members are those of the last generation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class StoredGroups:
-    """The groups of a log that this process has opened; to delete one it must be the log's writer."""
+    """The groups of a log that this process has opened. To delete one, it must be the log's writer."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -41,15 +41,15 @@ class StoredGroups:
         ]
 
     def describe_group(self, name: str) -> dict[str, Any]:
-        """UnknownGroupError if there is none."""
+        """Describe a group. Raise UnknownGroupError if there is none."""
         return describing.description(self._group(name), self._committed(name), self._log_end)
 
     def delete_group(self, name: str) -> None:
-        """Delete a group with its offsets. InvalidError if it had members when the server ended."""
+        """Delete a group and its offsets. Raise InvalidError if it had members when the server stopped."""
         if self._group(name).members:
             raise InvalidError(
-                f"group {name!r} had members when the server ended. Start the server, and delete it when they have "
-                f"left or their sessions are over."
+                f"group {name!r} had members when the server stopped. Start the server, and delete the group when they "
+                f"have left or their sessions have timed out."
             )
         entries = [offset_record(key, None) for key in self._offsets.get(name, {})]
         records = [NewRecord(key=key, value=value) for key, value in [*entries, group_record(name, None)]]

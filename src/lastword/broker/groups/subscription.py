@@ -1,7 +1,7 @@
 """The topics that a consumer subscribed to, read from the metadata with which it joined its group, and its assignment.
 
-Both are the clients' own affair but for their beginning, which every consumer writes: a version (int16), then an array
-(int32) of topics (each an int16 and so many bytes); in an assignment, behind each topic, an array of partitions.
+Clients define both formats, except for the beginning, which every consumer writes: a version (int16), then an array
+(int32) of topics (each an int16 and that many bytes). In an assignment, an array of partitions follows each topic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NUMBER = struct.Struct(">i")
 
 
 def subscribed_topics(metadata: Iterable[bytes]) -> frozenset[str] | None:
-    """All topics that members subscribed to; None if some of the metadata is not a consumer's."""
+    """Return all topics that members subscribed to, or None if some of the metadata is not a consumer's."""
     topics: set[str] = set()
     for each in metadata:
         try:
@@ -44,7 +44,7 @@ def _topics(metadata: bytes) -> list[str]:
 
 
 def assigned_partitions(assignment: bytes) -> list[tuple[str, int]]:
-    """The topics and partitions of an assignment; none if it is not a consumer's."""
+    """Return the topics and partitions of an assignment, or none if it is not a consumer's."""
     try:
         return _partitions(assignment)
     except (struct.error, ValueError):
