@@ -116,7 +116,7 @@ class PostgresConnector:
         """Wait for all transactions that are open now to end, before a table that was just published is read.
 
         Earlier changes of such a transaction to the table are in no snapshot yet, and not in the stream either:
-        PostgreSQL sends a change only if the table was published when it was made. Creating a slot itself waits for them.
+        PostgreSQL sends a change only if the table was published when it was made. Creating a slot waits by itself.
         """
         last = self._database.next_transaction()
         while self._database.oldest_transaction() < last:
