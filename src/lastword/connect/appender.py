@@ -74,7 +74,7 @@ class JournaledUnit:
     records: int = 0
     """The number of records that the source has appended in its life."""
     ends: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By topic id and partition, the log ends where records keep their offsets. JSON has only strings as keys."""
+    """By topic id and partition, the log ends where records keep their offsets. Keys in JSON are strings."""
     known: dict[str, str] = field(default_factory=dict)
     """The ids, by name, of all topics that have records of the source since it began."""
     reset: bool = False
@@ -190,7 +190,7 @@ class Appender:
         records: Sequence[SourceRecord],
         ends: dict[str, int],
     ) -> int:
-        """Stage the records of one topic; return their size in bytes. Updates `ends`."""
+        """Stage the records of one topic and update `ends`; return the bytes staged."""
         disk.make_folder(sink.folder)
         if sink.unit is not None:
             # It was never journaled, or `recover` would have had it appended.

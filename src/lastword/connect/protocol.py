@@ -32,7 +32,7 @@ class SourceRecord(NamedTuple):
     headers: tuple[Header, ...] = ()
     partition: int | None = None
     offset: int | None = None
-    """The offset that it keeps. All records for a topic have one, or none; a source that sets it is the only writer."""
+    """The offset that it keeps. Either all records for a topic have one or none; the source is then the only writer."""
 
 
 class Chunk(NamedTuple):
@@ -96,11 +96,11 @@ class Context:
     topics: TopicReads
     groups: Groups
     wait: Callable[[float], bool]
-    """Wait for some seconds; returns True at once if the source must stop or pause. Call it with 0 in long loops."""
+    """Wait for some seconds; return True at once if the source must stop or pause. Call it with 0 in long loops."""
     report: Callable[[Mapping[str, Any]], None]
     """Add facts to the status, such as lag or progress. Earlier facts under other keys stay."""
     needs_topic: Callable[[str, int | None], None]
-    """Make sure that a topic exists, and create it with this many partitions if not. Raises an error if it may not be
+    """Make sure that a topic exists, and create it with this many partitions if not. Raise an error if it may not be
     created, or if it is no longer the topic that the source has appended to."""
     was_reset: bool = False
     """The source starts over after `connect reset`: its topics may have records of data that is gone by now."""

@@ -97,7 +97,7 @@ class Connectors:
 
 
 def check(config: ConnectConfig, target: Target) -> dict[str, list[str]]:
-    """Return the problems of each source. Changes nothing."""
+    """Return the problems of each source. Nothing is changed."""
     return {source.name: Task(target, config, source).problems() for source in config.sources.values()}
 
 

@@ -32,7 +32,7 @@ DEFAULT_OFFSET_HEADER: Final = "lastword.offset"
 _NO_TIMESTAMP: Final = 0
 
 Offsets = dict[str, dict[str, int]]
-"""The next offset of each topic and partition. JSON has only strings as keys."""
+"""The next offset of each topic and partition. Keys in JSON are strings."""
 
 
 class KafkaConnector:

@@ -234,7 +234,7 @@ class PostgresConnector:
     def _follow(self, at: PgPosition) -> Generator[Chunk, None, list[Table]]:
         """Follow the stream until it is past a change of partitions; return the tables that they belong to.
 
-        Handling them takes time, in which PostgreSQL would hear nothing and end the stream.
+        Handling them takes time, during which PostgreSQL would hear nothing and end the stream.
         """
         yield from self._outwait_slot(at)
         stream = self._stream = ReplicationStream(

@@ -1,9 +1,9 @@
 """Notices changes to the partitions of a table: PostgreSQL's stream does not report them.
 
-A partition that is attached brings rows; one that is detached, dropped or truncated takes rows with it; no change in the
-stream says so. So the source queries the catalog: when it starts, when the stream describes the table again, and every
-few seconds. The position keeps a *mark* of each partition: the transaction that attached it, and the file of its rows,
-which a TRUNCATE replaces (so does VACUUM FULL, and then nothing is found to be gone).
+An attached partition brings rows. A detached, dropped or truncated one takes rows with it. No change in the stream says
+so. So the source queries the catalog: when it starts, when the stream describes the table again, and every few seconds.
+The position keeps a *mark* of each partition: the transaction that attached it, and the file of its rows, which a
+TRUNCATE replaces (so does VACUUM FULL, and then nothing is found to be gone).
 
 A change is handled in these steps:
 1. the marks differ from those of the position: note a place in the WAL that is after the change;

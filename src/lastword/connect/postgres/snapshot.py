@@ -38,7 +38,7 @@ class SnapshotReader:
     """One consistent view of the database, held open while tables are read from it."""
 
     def __init__(self, database: Database, tables: Sequence[Table]) -> None:
-        """Lock the tables that will be read first, as any query locks them: none is rewritten until the end.
+        """First lock the tables that will be read, as any query locks them: none is rewritten until the end.
 
         A table that ALTER TABLE rewrites looks empty to older snapshots, and no change says so.
         """
