@@ -201,7 +201,7 @@ def test_a_record_that_the_topic_does_not_take_is_told(tmp_path: Path, log: Log)
     path = tmp_path / "in.jsonl"
     path.write_bytes(line(1) + json.dumps({"value": "v" * 2000}).encode() + b"\n")
     with running(log, {"lines": file_source(path)}) as sources:
-        sources.wait_for_error("topic 'lines' does not take a record of the source")
+        sources.wait_for_error("topic 'lines' does not accept a record of the source")
         log.alter_topic("lines", set_config={"max.message.bytes": 100000})
         sources.wait(lambda: sources.status()["records"] == 2)
     assert topic.extents()[0].log_end == 2

@@ -190,7 +190,7 @@ def test_the_way_of_offsets_does_not_change_underway(
     with running(log, {"mirror": mirror(source_broker)}) as sources:
         wait_for_all(sources, topic)
     with running(log, {"mirror": mirror(source_broker, offsets="new")}) as sources:
-        sources.wait_for_error("`offsets: keep` goes on like that")
+        sources.wait_for_error("`offsets: keep` continues that way")
 
 
 def test_too_few_partitions_are_told(other: Log, source_broker: RunningBroker, log: Log) -> None:

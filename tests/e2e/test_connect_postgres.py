@@ -321,7 +321,7 @@ def test_errors_say_what_is_missing(cluster: Cluster, log: Log) -> None:
         slot="none",
     )
     cluster.run("SELECT pg_create_logical_replication_slot('other', 'test_decoding')")
-    fails(cluster, log, "of the plugin 'test_decoding'", table="there", slot="other")
+    fails(cluster, log, "uses the plugin 'test_decoding'", table="there", slot="other")
     cluster.drop_slot("other")
     cluster.run("ALTER PUBLICATION mine SET (publish = 'insert')")
     fails(cluster, log, "does not publish every insert, update and delete", table="there", publication="mine")
@@ -448,10 +448,10 @@ def test_a_table_that_is_dropped_and_created_again_is_an_error(cluster: Cluster,
         cluster.run("DROP TABLE anew", "CREATE TABLE anew (id int PRIMARY KEY)")
         # On its own it comes with the next look, or as soon as the new table changes.
         cluster.run("ALTER PUBLICATION lastword_anew ADD TABLE anew", "INSERT INTO anew VALUES (2)")
-        error = sources.wait_for_error("anew was dropped and created again")
+        error = sources.wait_for_error("anew was dropped and recreated")
         assert "reset anew" in error
     with running(log, source) as sources:
-        sources.wait_for_error("anew was dropped and created again")
+        sources.wait_for_error("anew was dropped and recreated")
         states.pause(log.path, "anew")
         sources.wait(lambda: sources.status()["state"] == "paused")
         states.reset(log.path, "anew")
@@ -496,7 +496,7 @@ def test_a_table_that_was_out_of_the_publication_for_a_while_is_an_error(cluster
         "INSERT INTO outside VALUES (3)",
     )
     with running(log, source) as sources:
-        error = sources.wait_for_error("was taken out of the publication 'lastword_outside' and put in again")
+        error = sources.wait_for_error("was removed from the publication 'lastword_outside' and added again")
         assert "reset outside" in error and len(sources.records("db.outside")) == 1
         states.pause(log.path, "outside")
         sources.wait(lambda: sources.status()["state"] == "paused")

@@ -287,7 +287,7 @@ def test_a_slot_that_somebody_else_uses_is_not_begun_with(cluster: Cluster, log:
     with lastword.open(tmp_path / "other") as other, running(log, source) as sources:
         sources.wait_for_phase("stream")
         with running(other, source) as later:
-            later.wait_for_error("The slot 'lastword_contested' is in use by somebody else")
+            later.wait_for_error("The slot 'lastword_contested' is in use by another client")
         assert not list(other.topic("db.contested").read())
 
 

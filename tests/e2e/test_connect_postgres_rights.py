@@ -124,7 +124,7 @@ def test_whatever_else_is_in_the_way_is_told_together(cluster: Cluster, log: Log
         "public.keyless has no primary key",
         "there is no table nowhere",
         "does not publish every insert",
-        "of the plugin 'test_decoding'",
+        "uses the plugin 'test_decoding'",
     ):
         assert any(text in each for each in found), found
     slots = cluster.run("SELECT 40 - count(*) FROM pg_replication_slots")[0][0]

@@ -1,16 +1,16 @@
-"""Connectors: data flows into topics from databases, files and other logs, each record exactly once.
+"""Connectors: append data from databases, files and other logs to topics, each record exactly once.
 
-config.py    the YAML file: sources by name, checked
+config.py    the YAML file of sources, parsed and checked
 options.py   the options of one connector
-protocol.py  what a connector is; loading one by its name
-appender.py  a source's records and its position become part of the log together
-target.py    the log that is appended to: opened here, or held by another process
+protocol.py  the interface of a connector; loads one by its name
+appender.py  appends a source's records together with its position
+target.py    the log to append to: opened here, or held by another process
 groups.py    consumer groups whose offsets come from elsewhere
-states.py    what is kept of a source in the data folder: lock, pause, status
-runner.py    one supervised task a source
+states.py    the state of a source in the data folder: lock, pause, status
+runner.py    one supervised task per source
 metrics.py   the metrics of connectors
 file.py      the `file` connector
-rotation.py  what a file has become by rotation
+rotation.py  finds the files of a rotation
 kafka/       the `kafka` connector
 postgres/    the `postgres-cdc` connector
 """

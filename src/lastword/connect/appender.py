@@ -1,25 +1,26 @@
-"""Makes a source's records and its position part of the log together.
+"""Appends a source's records together with its position.
 
-Beside the staged units of lastword.staged, which the log's writer appends exactly once, there is one file a source,
-`connect/<source>/unit.json`: the number of its last unit, the position after it, and the topics that it has records
-for. A unit of a source, by its steps:
+The log's writer appends the staged units of lastword.wal.staged exactly once. Besides them each source has one file,
+`connect/<source>/unit.json`: the number of its last unit, the position after it, and the topics that the unit has
+records for. The steps of a unit:
 
-1. what is left of a unit that was never journaled is withdrawn;
-2. the records of each topic are staged and proposed under the unit's number;
-3. unit.json is replaced. From now on this unit happens, and nothing else can happen in its place;
-4. each topic's writer appends its part.
+1. withdraw the rest of a unit that was never journaled;
+2. stage the records of each topic, and propose them under the unit's number;
+3. replace unit.json. From now on this unit takes effect, and no other can take its place;
+4. have each topic's writer append its part.
 
 Killed before 3: the source is read again from the position before; nothing of the unit is in the log. Killed after 3:
-`recover`, called before anything is read, has every part appended that has not been; the position is the one after the
-unit. The writer knows which parts it has (committed.json), so nothing is appended twice.
+`recover`, called before anything is read, has every missing part appended; the position is the one after the unit. The
+writer knows which parts it has (committed.json), so nothing is appended twice.
 
-A topic that was deleted meanwhile, or deleted and created again, takes its part with it. The journal knows each topic that
-the source has appended to since it began, by its id: where one is another by now, `topic` refuses it, because it would
+A topic that was deleted meanwhile, or deleted and recreated, takes its part with it. The journal has the id of each topic
+that the source has appended to since it began: if a topic has another id by now, `topic` refuses it, because it would
 have later records only.
 
-Records that say their offsets keep them. Their batches begin where the partition ends, and span the offsets between that
-and the records: the WAL knows gaps inside of batches only, so a wrong offset can't pass for one. Where each partition must
-end is part of the unit. If others append to it, the writer refuses the unit, and the source stops.
+Records with offsets keep them. Their batches begin at the log end of the partition, and span the offsets between that
+and the records: the WAL allows gaps only inside batches, so a wrong offset can't pass for one. The expected log end of
+each partition is part of the unit. If another client appends to the partition, the writer refuses the unit, and the
+source stops.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, TimestampType
 from lastword.wal.staged import Piece, Sink, Unit
 
 MAX_SPAN: Final = 2**31
-"""Offsets that one batch can span."""
+"""The number of offsets that one batch can span."""
 _WAY_OUT: Final = (
-    "Mirror into a topic that is empty and that nobody else writes to; or, after `lastword connect reset`, give the "
-    "records new offsets (`offsets: new`)."
+    "Mirror into an empty topic that has no other writer; or, after `lastword connect reset`, give the records new "
+    "offsets (`offsets: new`)."
 )
 
 
@@ -71,19 +72,19 @@ class JournaledUnit:
     topics: dict[str, str]
     connector: str = ""
     records: int = 0
-    """That the source has appended in its life."""
+    """The number of records that the source has appended in its life."""
     ends: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By topic id and partition, where those end whose records keep their offsets. JSON has texts as keys only."""
+    """By topic id and partition, the log ends where records keep their offsets. Keys in JSON are strings."""
     known: dict[str, str] = field(default_factory=dict)
-    """The ids of all topics that have records of the source since it began, by name."""
+    """The ids, by name, of all topics that have records of the source since it began."""
     reset: bool = False
-    """Its position was forgotten, and there is no new one yet."""
+    """Whether the position was forgotten, and there is no new one yet."""
     restored: str = ""
-    """The backup that the position comes from, until the source has gone on from it."""
+    """The backup that the position comes from, until the source has advanced from it."""
 
 
 class Appender:
-    """Appends the chunks of one source. One at a time; whoever has it holds the source's lock."""
+    """Appends the chunks of one source, one at a time. Its owner holds the source's lock."""
 
     def __init__(self, target: Target, folder: Path, *, source: str, connector: str) -> None:
         self._target = target
@@ -96,8 +97,8 @@ class Appender:
         self._last = self._load()
         if self._last.connector not in ("", connector):
             raise InvalidError(
-                f"The source {source!r} was read by the connector {self._last.connector!r} before, whose position "
-                f"{connector!r} can't understand. Give it another name, or forget its position with "
+                f"The source {source!r} was read by the connector {self._last.connector!r} before, and {connector!r} "
+                f"can't understand its position. Give it another name, or forget its position with "
                 f"`lastword connect reset {source}`."
             )
 
@@ -107,11 +108,11 @@ class Appender:
 
     @property
     def was_reset(self) -> bool:
-        """Whether the source begins again: its topics may have records of an earlier life."""
+        """Whether the source starts over: its topics may have records from before the reset."""
         return self._last.reset
 
     def topic(self, name: str) -> Topic:
-        """The topic of a name. InvalidError if it is not the one any more that the source has appended to."""
+        """Return a topic by name. Raise InvalidError if it is no longer the one that the source has appended to."""
         known = self._last.known.get(name)
         try:
             found = self._target.topic(name)
@@ -122,27 +123,27 @@ class Appender:
         if known is None or (found is not None and found.id == UUID(known)):
             assert found is not None
             return found
-        what = "was deleted" if found is None else "was deleted and created again"
+        what = "was deleted" if found is None else "was deleted and recreated"
         raise InvalidError(
-            f"The topic {name!r} {what} since the source {self._source!r} has appended to it: what was in it is gone, and "
-            f"only later records would follow. `lastword connect pause {self._source}`, `reset {self._source}` and "
+            f"The topic {name!r} {what} since the source {self._source!r} appended to it: its earlier records are gone, "
+            f"and only later ones would follow. `lastword connect pause {self._source}`, `reset {self._source}` and "
             f"`resume {self._source}` read everything again."
         )
 
     @property
     def restored(self) -> str | None:
-        """The backup that the position comes from, if the source has not gone on since."""
+        """The backup that the position comes from, if the source has not advanced since."""
         return self._last.restored or None
 
     def recover(self) -> Position | None:
-        """Finish the last unit if it must be; the position to read from, None at the very start."""
+        """Finish the last unit if necessary; return the position to read from, None at the very start."""
         with appending(self._folder):
             self._finish(self._last)
         return self._last.position
 
     def append(self, chunk: Chunk) -> int:
-        """Append a chunk; the bytes of its keys and values."""
-        # A backup that is taking the log's end waits for the whole of it, and then keeps it waiting.
+        """Append a chunk; return the bytes that were staged for it."""
+        # A backup that is taking the log end waits for a whole append, and then keeps the next one waiting.
         with appending(self._folder):
             return self._append(chunk)
 
@@ -175,7 +176,7 @@ class Appender:
         return size_bytes
 
     def moved(self, position: Position) -> None:
-        """Keep a position that comes without records."""
+        """Save a position that came without records."""
         self._last = replace(
             self._last, position=position, connector=self._connector, reset=False, restored=""
         )
@@ -189,7 +190,7 @@ class Appender:
         records: Sequence[SourceRecord],
         ends: dict[str, int],
     ) -> int:
-        """Stage the records of one topic; their bytes. `ends` is brought up to date."""
+        """Stage the records of one topic and update `ends`; return the bytes staged."""
         disk.make_folder(sink.folder)
         if sink.unit is not None:
             # It was never journaled, or `recover` would have had it appended.
@@ -226,15 +227,15 @@ class Appender:
             os.close(fd)
         disk.sync_folder(sink.folder)
         reached("connect.staged")
-        # Checked here, before the journal: what is in there can't be refused any more, however late it is appended.
+        # Checked here, before it is journaled: after that the unit can't be refused, however late it is appended.
         sink.propose(Unit(number=number, pieces=pieces, checked=True, starts=starts))
         return at
 
     def _start(self, topic: Topic, partition: int, ends: dict[str, int], first: int) -> int:
-        """Where a partition must end for records from `first` on to keep their offsets."""
+        """Return the offset at which a partition must end for records from `first` on to keep their offsets."""
         start = ends.get(str(partition), 0)
         if (topic.id, partition) not in self._looked:
-            # Once, for a clear word before anything is journaled; the writer sees to it each time.
+            # Checked once, for a clear error before anything is journaled; the writer checks it each time.
             with closing(topic.partition_reader(partition)) as reader:
                 end = reader.extent().log_end
             if end != start:
@@ -251,7 +252,7 @@ class Appender:
         if highest >= topic.partitions:
             raise InvalidError(
                 f"a record of the source is for partition {highest} of topic {topic.name!r}, which has "
-                f"{topic.partitions}: `lastword topic alter {topic.name} --partitions {highest + 1}` adds what is missing"
+                f"{topic.partitions}: add some with `lastword topic alter {topic.name} --partitions {highest + 1}`"
             )
         if topic.partitions == 1:
             return np.zeros(len(records), np.int32)
@@ -273,7 +274,7 @@ class Appender:
             except OffsetOutOfRangeError as error:
                 if unit.connector:
                     raise InvalidError(f"topic {name!r}: {error}. {_WAY_OUT}") from error
-                # The source was reset since: what can't be appended where it belongs is given up.
+                # The source was reset since: a unit that can't be appended at its offsets is given up.
                 Sink(self._target.path, UUID(topic_id), self._sink).withdraw()
             reached("connect.appended")
 
@@ -281,7 +282,7 @@ class Appender:
         found = state_file.load(
             self._folder / JOURNAL_FILE,
             lambda saved: JournaledUnit(**{"known": saved["topics"], **saved}),
-            f"It has the position of the source {self._source!r}; `lastword connect reset {self._source}` lets it begin again.",
+            f"It has the position of the source {self._source!r}; `lastword connect reset {self._source}` lets it start over.",
         )
         return found or JournaledUnit(topics={})
 
@@ -290,11 +291,11 @@ class Appender:
 
 
 def forget_position(folder: Path) -> bool:
-    """Let a source begin again. Units keep their numbers, because topics remember them. False if it never began."""
+    """Let a source start over; return False if it never began. Units keep their numbers, as topics remember them."""
     path = folder / JOURNAL_FILE
     if not path.exists():
         return False
-    # If it is damaged: topics that have seen higher numbers are asked for them before the next unit.
+    # If it is damaged: the next unit's number is also above those that its topics have seen.
     number, topics = state_file.load_if_whole(path, lambda saved: (saved["number"], saved["topics"])) or (
         0,
         {},
@@ -304,7 +305,7 @@ def forget_position(folder: Path) -> bool:
 
 
 def _spanning(batches: Sequence[bytes], start: int) -> list[bytes]:
-    """Batches with others, without records, before each gap that is left between them, from `start` on."""
+    """Return the batches, with empty ones inserted to span each gap between them, from `start` on."""
     spanning: list[bytes] = []
     for each in batches:
         header = batch.read_header(each)
@@ -320,8 +321,8 @@ def _spanning(batches: Sequence[bytes], start: int) -> list[bytes]:
 
 def _taken(topic: str, partition: int, start: int, end: int) -> InvalidError:
     return InvalidError(
-        f"topic {topic!r} partition {partition}: records can't keep their offsets: they go on at {start}, and the log "
-        f"ends at {end}, so others have appended to it. {_WAY_OUT}"
+        f"topic {topic!r} partition {partition}: records can't keep their offsets: they continue at {start}, but the "
+        f"log ends at {end}, so another client has appended to it. {_WAY_OUT}"
     )
 
 
@@ -330,11 +331,11 @@ def _check(batches: Sequence[bytes], limits: batch.Limits, topic: str) -> None:
         for each in batches:
             batch.validate(each, limits)
     except InvalidRecordError as error:
-        raise type(error)(f"topic {topic!r} does not take a record of the source: {error}") from error
+        raise type(error)(f"topic {topic!r} does not accept a record of the source: {error}") from error
 
 
 def _payload(records: Sequence[SourceRecord], now_ms: int) -> pa.RecordBatch:
-    """Records in record.PAYLOAD_SCHEMA, with the offsets that they keep, if they do."""
+    """Return the records in record.PAYLOAD_SCHEMA, with the offsets that they keep, if any."""
     rows = len(records)
     _, keys, values, times, headers, _, offsets = zip(*records, strict=True)
     if any(headers):

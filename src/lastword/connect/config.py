@@ -1,4 +1,4 @@
-"""The file of `lastword connect`: sources by name, and how the topics are created that they need.
+"""The file of `lastword connect`: sources by name, and the settings for creating their topics.
 
 sources:
   users:
@@ -41,7 +41,7 @@ _DEFAULT_CONFIG = "settings.topic.default_config"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceConfig:
-    """One source as the file says it."""
+    """One source, as given in the file."""
 
     name: str
     connector: str
@@ -68,7 +68,7 @@ class ConnectConfig:
 
     @classmethod
     def load(cls, path: Path) -> ConnectConfig:
-        """Read a file. InvalidConfigError names the place, the value and what is allowed."""
+        """Read a file. InvalidConfigError names the place, the value and the allowed values."""
         return _build(read_file(path), where=str(path))
 
     @classmethod
@@ -107,7 +107,7 @@ def _build(entries: Iterable[Entry], *, where: str) -> ConnectConfig:
             raise InvalidConfigError(f"{entry.where}: unknown setting {entry.key!r}{hint}")
     if not drafts:
         raise InvalidConfigError(
-            f"{where}: there are no sources; they stand below 'sources', each by its name"
+            f"{where}: there are no sources; list them below 'sources', each under its name"
         )
     first_ms = _number(settings, "settings.retry.first_ms", 1_000)
     max_ms = _number(settings, "settings.retry.max_ms", 60_000)
@@ -130,11 +130,11 @@ def _build(entries: Iterable[Entry], *, where: str) -> ConnectConfig:
 def _put_source(entry: Entry, drafts: dict[str, _Draft]) -> None:
     parts, places = entry.path, entry.places
     if parts[0] != "sources" or len(parts) < 2:
-        raise InvalidConfigError(f"{entry.where}: sources must be a group, each source below its name")
+        raise InvalidConfigError(f"{entry.where}: sources must be a group, with each source under its name")
     name = parts[1]
     if not _NAME.fullmatch(name):
         raise InvalidConfigError(
-            f"{places[1]}: {name!r} is not a name for a source: 1 to 100 letters, digits, '-' and '_' are allowed"
+            f"{places[1]}: {name!r} is not a valid source name; allowed: 1 to 100 letters, digits, '-' and '_'"
         )
     draft = drafts.setdefault(name, _Draft(places[1]))
     key = parts[2] if len(parts) > 2 else ""
@@ -159,7 +159,7 @@ def _source(name: str, draft: _Draft) -> SourceConfig:
     texts: dict[str, str] = {}
     for key, entry in draft.texts.items():
         if not isinstance(entry.value, str) or not entry.value.strip():
-            raise InvalidConfigError(f"{entry.where}: sources.{name}.{key} must be a text, not empty")
+            raise InvalidConfigError(f"{entry.where}: sources.{name}.{key} must be a non-empty string")
         texts[key] = entry.value
     if "connector" not in texts:
         raise InvalidConfigError(

@@ -1,10 +1,10 @@
-"""`file`: lines of a file that grows, as records: JSON objects as `produce --jsonl` takes them, or whole lines as values.
+"""`file`: the lines of a growing file as records: JSON objects as `produce --jsonl` takes them, or whole lines as values.
 
 The position is the file's inode, the byte after the last line that was read, and a checksum of its beginning. A line
-without its end waits until it has one. When the file was rotated, what is left of the old one is read first, then each
-that was rotated after it (rotation.py), and then the new one. If one of them is gone, the source stops, unless
-`on_lost: skip` says to go on without it. When the file was cut, reading begins again at its start. All of it is told in the
-status.
+without a line end waits until it has one. After a rotation the rest of the old file is read first, then each file that
+was rotated after it (rotation.py), and then the new one. If one of them is gone, the source stops, unless `on_lost: skip`
+tells it to continue without it. After a truncation, reading starts again at the file's beginning. The status reports all
+of this.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FileConnector:
         self._on_lost = options.choice("on_lost", "stop", ("stop", "skip"))
         options.finish()
         if self._key is not None and self._format != "json":
-            raise options.invalid("key", "goes with `format: json` only: it names the field that is the key")
+            raise options.invalid("key", "needs `format: json`: it names the field that is the key")
         if context.topic is None:
             raise InvalidConfigError(f"{options.where}: sources.{context.source}.topic is missing")
         self._topic: str = context.topic
@@ -80,13 +80,13 @@ class FileConnector:
             self._context.report({"file": str(self._path), "offset": at, "skipped_lines": self._skipped})
             change = self._change(inode, at)
             if change == "rotated" and (late := self._file.read(READ_BYTES)):
-                # It came between the last read and the look.
+                # It was written between the last read and the check.
                 self._file.seek(-len(late), os.SEEK_CUR)
                 continue
             if change is not None:
                 self._tell(change)
                 if rest and change == "rotated":
-                    # Nobody will end this line any more.
+                    # No writer will finish this line any more.
                     at += len(rest)
                     yield Chunk(self._records([rest], at - len(rest)), self._position(at))
                 if change == "rotated":
@@ -105,7 +105,7 @@ class FileConnector:
             self._file = None
 
     def _open(self, position: Position | None) -> int:
-        """Open the file that the position speaks of, and seek its offset; at first, the file that is there now."""
+        """Open the file of a position, or the current one without a position, and return the offset to read from."""
         self.close()
         path = self._path if position is None else rotation.find(self._path, position["inode"])
         if path is not None:
@@ -121,13 +121,13 @@ class FileConnector:
         assert position is not None
         self._lose(
             f"{self._path}: the file that was read up to byte {position['offset']} (inode {position['inode']}) is gone: it "
-            f"was removed, replaced or compressed while nobody read it, and lines in it may not have been read. Put it "
-            f"back beside the new one"
+            f"was removed, replaced or compressed while it was not being read, and some of its lines may be unread. Put "
+            f"it back beside the new one"
         )
         return 0
 
     def _offset(self, position: Position) -> int | None:
-        """Where to go on in the open file; None if it is not the one of the position."""
+        """Return the offset to continue at in the open file; None if it is not the file of the position."""
         assert self._file is not None
         at: int = position["offset"]
         found = os.fstat(self._file.fileno())
@@ -141,11 +141,11 @@ class FileConnector:
         return at if known is None or known == rotation.head_of(self._file, at) else None
 
     def _open_following(self, inode: int) -> None:
-        """Open the file after the one of an inode, which was read to its end."""
+        """Open the file that follows the one with an inode, which was read to its end."""
         while True:
             found = rotation.following(self._path, inode)
             if found is None:
-                raise UnavailableError(f"{self._path}: the new file is not there yet")
+                raise UnavailableError(f"{self._path}: the new file does not exist yet")
             if found.is_compressed:
                 self._lose(f"{found.path} was compressed before it was read. Decompress it")
                 inode = found.inode
@@ -155,13 +155,13 @@ class FileConnector:
                 self.close()
                 self._file = opened
                 return
-            # It was rotated between the look and now.
+            # It was rotated since it was looked up.
             opened.close()
 
     def _lose(self, what: str) -> None:
         if self._on_lost == "stop":
             raise InvalidError(
-                f"{what}; or let the source go on with the next file (`on_lost: skip`), or begin again "
+                f"{what}; or let the source continue with the next file (`on_lost: skip`), or start over "
                 f"(`lastword connect reset {self._context.source}`)."
             )
         self._tell("lost")
@@ -176,14 +176,14 @@ class FileConnector:
         return {"inode": inode, "offset": at, "head": rotation.head_of(self._file, at)}
 
     def _change(self, inode: int, at: int) -> str | None:
-        """What has happened to the path since it was opened."""
+        """Return the change of the path since it was opened: "cut", "rotated" or None."""
         assert self._file is not None
         if os.fstat(self._file.fileno()).st_size < at:
             return "cut"
         try:
             return "rotated" if self._path.stat().st_ino != inode else None
         except FileNotFoundError:
-            # The new one will come.
+            # The new file will appear.
             return None
 
     def _chunks(self, lines: list[bytes], at: int) -> Iterator[tuple[list[SourceRecord], int]]:
@@ -204,7 +204,7 @@ class FileConnector:
             except (InvalidError, ValueError) as error:
                 if self._on_error == "stop":
                     raise InvalidRecordError(
-                        f"{self._path}: the line at byte {at} {error}; `on_error: skip` leaves such lines out"
+                        f"{self._path}: the line at byte {at} {error}; `on_error: skip` skips such lines"
                     ) from None
                 self._skipped += 1
             at += len(line) + 1

@@ -1,11 +1,11 @@
 """Consumer groups of the log that a source writes to, whose offsets come from elsewhere.
 
-Where a server runs on the data folder, it is asked as any Kafka client asks: it alone knows who is in a group, and it
-refuses the offsets of one that is in use. Else nobody can be in a group, and the offsets are appended to the internal
-topic, which a server reads when it starts.
+If a server runs on the data folder, offsets go through its Kafka endpoint, as with any client: only the server knows the
+members of a group, and it refuses offsets for a group that is in use. Without a server no group can have members, and
+the offsets are appended to the internal topic, which a server reads when it starts.
 
-What was written is kept in `connect/<source>/groups.json`, the new offsets before they are committed. So offsets that a
-group has committed by itself are told from those that came from here, whatever is killed meanwhile: they are left alone.
+`connect/<source>/groups.json` keeps the offsets that were written, new ones before they are committed. So even after a
+crash, offsets that a group has committed itself can be told from those that came from here: they are left alone.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Offsets = Mapping[TopicPartition, GroupOffset]
 
 
 class _Keeper(Protocol):
-    """Who keeps the groups' offsets."""
+    """The store of the groups' offsets."""
 
     def committed(self, group: str) -> dict[TopicPartition, int]: ...
 
     def commit(self, group: str, offsets: Offsets) -> bool:
-        """False if the group is in use."""
+        """Commit the offsets; return False if the group is in use."""
         ...
 
 
 class TargetGroups:
-    """The groups of one log, as one source takes them over."""
+    """The groups of one log, taken over by one source."""
 
     def __init__(self, target: Target, folder: Path) -> None:
         self._target = target
@@ -51,7 +51,7 @@ class TargetGroups:
         self._written: dict[str, dict[str, list[int]]] | None = None
 
     def take_over(self, group: str, offsets: Offsets) -> TakenOver:
-        """See `Groups` of protocol.py."""
+        """See `Groups` in protocol.py."""
         keeper = self._opened()
         written = self._load().setdefault(group, {})
         there = keeper.committed(group)
@@ -59,9 +59,9 @@ class TargetGroups:
         own = 0
         extents = {topic: self._target.topic(topic).extents() for topic, _ in offsets}
         for place, given in offsets.items():
-            # A consumer that goes on behind the log end is sent to wherever its reset says.
+            # Beyond the log end, a consumer would be sent to the offset that its reset policy says.
             new = given._replace(offset=min(given.offset, extents[place[0]][place[1]].log_end))
-            # Topics that are created again begin anew, and so do their groups.
+            # A recreated topic starts over, and so do its groups.
             ours = written.get(_key(self._target, place), [])
             if place in there and there[place] not in ours:
                 own += 1
@@ -85,14 +85,16 @@ class TargetGroups:
                 self._keeper = where, _InternalTopic(self._target.log)
             else:
                 raise UnavailableError(
-                    f"Groups of {self._target.path} can be written by the process that has it open, or where "
+                    f"Groups of {self._target.path} can only be written by the process that has it open, or while "
                     f"`lastword serve` runs on it; neither is the case."
                 )
         return self._keeper[1]
 
     def _load(self) -> dict[str, dict[str, list[int]]]:
         if self._written is None:
-            self._written = state_file.load(self._path, dict, "Remove it: all groups are written anew.") or {}
+            self._written = (
+                state_file.load(self._path, dict, "Remove it: all groups are written again.") or {}
+            )
         return self._written
 
     def _save(self) -> None:
@@ -100,7 +102,7 @@ class TargetGroups:
 
 
 class _Server:
-    """A server that runs on the data folder, asked by its Kafka endpoint."""
+    """A server that runs on the data folder, accessed through its Kafka endpoint."""
 
     def __init__(self, address: str) -> None:
         from confluent_kafka.admin import AdminClient
@@ -134,16 +136,18 @@ class _Server:
         except KafkaException as error:
             errors = [error.args[0]]
         except TimeoutError as error:
-            raise UnavailableError(f"The server does not take the offsets of group {group!r}") from error
+            raise UnavailableError(f"The server does not accept the offsets of group {group!r}") from error
         if not errors:
             return True
         if all(each.code() in in_use for each in errors):
             return False
-        raise UnavailableError(f"The server does not take the offsets of group {group!r}: {errors[0].str()}")
+        raise UnavailableError(
+            f"The server does not accept the offsets of group {group!r}: {errors[0].str()}"
+        )
 
 
 class _InternalTopic:
-    """The topic of groups in a log that no server runs on."""
+    """The internal topic of groups, in a log that no server runs on."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -159,7 +163,7 @@ class _InternalTopic:
     def commit(self, group: str, offsets: Offsets) -> bool:
         saved = self._replay(group).get(group)
         if isinstance(saved, SavedGroup) and saved.members:
-            # Of a server that was stopped: they come again when it does.
+            # Members of a server that was stopped: they return when it does.
             return False
         now_ms = self._log.clock.now_ms()
         records = []

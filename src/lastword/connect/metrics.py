@@ -17,13 +17,13 @@ BYTES = Counter(
 )
 ERRORS = Counter(
     "lastword_connect_errors_total",
-    "Errors after which a source was started again.",
+    "Errors after which a source was restarted.",
     ["source"],
     registry=REGISTRY,
 )
 RUNNING = Gauge(
     "lastword_connect_running",
-    "1 while a source is running, 0 while it is paused, or waits after an error.",
+    "1 while a source is running, 0 while it is paused or waits after an error.",
     ["source"],
     registry=REGISTRY,
 )

@@ -1,4 +1,4 @@
-"""The options of one connector, as the file gives them: taken one by one, each checked, and none left over."""
+"""The options of one connector, as given in the file: taken one by one, each checked, and none left over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MISSING: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that somebody wrote, and the place."""
+    """A value in the file, and its place."""
 
     value: object
     where: str
@@ -23,23 +23,23 @@ class Given:
 
 @dataclass(slots=True)
 class Options:
-    """What stands below `config` of a source. A connector takes what it knows, then calls `finish`."""
+    """The options below `config` of a source. A connector takes those that it knows, then calls `finish`."""
 
     path: str
-    """Of the keys: `sources.users.config`."""
+    """The prefix of the keys: `sources.users.config`."""
     where: str
-    """Of the source, for what is missing."""
+    """The place of the source in the file, for errors about missing options."""
     given: Mapping[str, Given] = field(default_factory=dict)
     _taken: set[str] = field(default_factory=set)
 
     def text(self, key: str, default: str | None = None, *, secret: bool = False) -> str | None:
-        """A text; what is secret is not shown in errors."""
+        """Return a string; a secret one is not shown in errors."""
         raw = self._take(key)
         if raw is _MISSING:
             return default
         if not isinstance(raw, str) or not raw.strip():
-            shown = "is not a text" if secret else self._shown(raw)
-            raise self.invalid(key, f"{shown}; allowed: a text, not empty")
+            shown = "is not a string" if secret else self._shown(raw)
+            raise self.invalid(key, f"{shown}; allowed: a non-empty string")
         return raw
 
     def required(self, key: str, what: str, *, secret: bool = False) -> str:
@@ -49,7 +49,7 @@ class Options:
         return found
 
     def texts(self, key: str) -> list[str] | None:
-        """A list of texts; one text is a list of one."""
+        """Return a list of strings; a single string is a list of one."""
         raw = self._take(key)
         if raw is _MISSING:
             return None
@@ -59,7 +59,7 @@ class Options:
             or not found
             or not all(isinstance(e, str) and e.strip() for e in found)
         ):
-            raise self.invalid(key, f"{self._shown(raw)}; allowed: a text, or a list of texts")
+            raise self.invalid(key, f"{self._shown(raw)}; allowed: a string, or a list of strings")
         return list(found)
 
     def number(self, key: str, default: int, *, low: int = 0, high: int = 2**63 - 1) -> int:
@@ -75,18 +75,18 @@ class Options:
         return default if found is None else str(found)
 
     def group(self, key: str) -> dict[str, str]:
-        """All options below a key, as texts."""
+        """Return all options below a key, as strings."""
         found: dict[str, str] = {}
         for each, given in self.given.items():
             if each.startswith(f"{key}."):
                 self._taken.add(each)
                 if not isinstance(given.value, str | int | float):
-                    raise self.invalid(each, f"{self._shown(given.value)}; allowed: a text or a number")
+                    raise self.invalid(each, f"{self._shown(given.value)}; allowed: a string or a number")
                 found[each.removeprefix(f"{key}.")] = str(given.value)
         return found
 
     def finish(self) -> None:
-        """Refuse what nobody has asked for."""
+        """Raise InvalidConfigError if an option was not taken."""
         for key, given in self.given.items():
             if key not in self._taken:
                 meant = closest(key, self._known)

@@ -1,8 +1,8 @@
-"""Finds the files that rotation has made of one: the one that was being read, and those that came after it.
+"""Finds the files of a rotation: the one that was being read, and those that came after it.
 
-A rotated file has the name of the file and, behind it, a number (`.1`) or a date (`-20260131`). Files are put in the order in
-which they were last written: with some writers the higher number is the older file, with some the newer. Where two were
-written at the same time, the lower number is the newer one, as logrotate has it.
+A rotated file has the name of the file followed by a number (`.1`) or a date (`-20260131`). Files are ordered by the time
+of their last write, because with some writers the higher number is the older file, and with others the newer. Of two
+files written at the same time, the lower number is the newer one, as with logrotate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 from zlib import crc32
 
 HEAD_BYTES: Final = 1024
-"""Of so much of its beginning a file is known again: an inode that was freed may be another file's."""
+"""This much of its beginning identifies a file, besides its inode: a freed inode may be reused by another file."""
 _COUNTED = re.compile(r"[._-]?(\d{1,4})")
 _DATED = re.compile(r"[._-]?(\d[\dT:._-]{4,})")
 _COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z)$")
@@ -35,22 +35,22 @@ class FilePosition:
 
 
 def head_of(file: BinaryIO, offset: int) -> int:
-    """A checksum of the beginning of a file, as far as it was read."""
+    """Return a checksum of the beginning of a file, as far as it was read."""
     return crc32(os.pread(file.fileno(), min(offset, HEAD_BYTES), 0))
 
 
 def find(path: Path, inode: int) -> Path | None:
-    """The file of an inode, among the one and those that rotation made of it; None if it is gone."""
+    """Return the file with an inode, either the one at the path or a rotated one; None if it is gone."""
     return next((each.path for each in _beside(path) if each.inode == inode), None)
 
 
 def following(path: Path, inode: int) -> FilePosition | None:
-    """The file after the one of an inode: the next that was rotated, else the one that is being written.
+    """Return the file after the one with an inode: the next rotated file, else the one that is being written.
 
-    None if that one is not there yet. Whoever opens it looks at the inode again: it may have been rotated meanwhile.
+    None if that one does not exist yet. The caller checks the inode after opening: it may have been rotated meanwhile.
     """
     try:
-        # Before the folder is listed: what is rotated in between is in the list, or shows when it is opened.
+        # Before the folder is listed: a file rotated in between is in the list, or is noticed when it is opened.
         newest = _place(path)
     except FileNotFoundError:
         newest = None
@@ -83,7 +83,7 @@ def _literal(name: str) -> str:
 
 
 def _rank(path: Path, rotated: FilePosition) -> tuple[int, int, str] | None:
-    """What rotated files are put in order by; None if it has not the name of one."""
+    """Return the sort key of a rotated file; None if it does not have the name of one."""
     suffix = _COMPRESSED.sub("", rotated.path.name[len(path.name) :])
     if counted := _COUNTED.fullmatch(suffix):
         return (rotated.written_ns, -int(counted[1]), "")

@@ -1,8 +1,9 @@
 """Runs sources: one supervised task, a thread, for each.
 
-A task makes its connector, finishes what a crash has left, reads from the source's position and appends chunk by chunk.
-After an error everything is closed and begun again after a pause that grows with each error in a row; the other sources
-go on meanwhile. A paused source is closed, too: it holds nothing open, not even its lock, so that it can be reset.
+A task finishes the unit that a crash interrupted, creates its connector, reads from the source's position and appends
+chunk by chunk. After an error it closes everything and starts over after a pause, which grows with each error in a row;
+the other sources keep running. A paused source is closed, too: it holds nothing open, not even its lock, so that it can
+be reset.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 STATUS_MS = 1_000
 LOOK_S = 0.5
-"""How often a paused source looks whether it shall go on."""
+"""How often a paused source checks whether it was resumed."""
 WELL_S = 3.0
-"""So long after an error a source is well again that has brought nothing yet."""
+"""After this long without another error, a source counts as running again even if it has brought no records."""
 TOPIC_LOOK_S = 5.0
-"""How often it is looked whether the topics of a source are still the ones that it has appended to."""
+"""How often a source checks that its topics are still the ones that it has appended to."""
 WATCH_S = 10.0
-"""How often it is looked what a source costs outside while it is paused or failing."""
+"""How often the external cost of a source is checked while it is paused or failing."""
 
 State = Literal["starting", "running", "paused", "failing", "stopped"]
 
@@ -52,7 +53,7 @@ class Connectors:
         self._tasks = [Task(self._target, config, source) for source in config.sources.values()]
 
     def lock(self) -> None:
-        """Take the sources' locks, all of them or none: LockedError names who runs one. `start` does so, too."""
+        """Acquire the locks of all sources or of none. LockedError names the process that holds one. `start` calls it."""
         locked: list[Task] = []
         try:
             for task in self._tasks:
@@ -64,15 +65,15 @@ class Connectors:
             raise
 
     def start(self) -> None:
-        """Start every source. LockedError comes from here, before any is started."""
+        """Start every source. LockedError is raised here, before any is started."""
         self.lock()
         for task in self._tasks:
             task.start()
 
     def stop(self, timeout_s: float | None = None) -> list[str]:
-        """End every source after the chunk that it is at; those that have not ended in time.
+        """Stop every source after its current chunk; return those that have not stopped in time.
 
-        Whoever closes the log under one of these loses nothing, as if it had been killed.
+        Closing the log under one of those loses nothing, as if it had been killed.
         """
         until_s = None if timeout_s is None else monotonic_s() + timeout_s
         for task in self._tasks:
@@ -96,7 +97,7 @@ class Connectors:
 
 
 def check(config: ConnectConfig, target: Target) -> dict[str, list[str]]:
-    """What is in the way of each source. Nothing is changed."""
+    """Return the problems of each source. Nothing is changed."""
     return {source.name: Task(target, config, source).problems() for source in config.sources.values()}
 
 
@@ -126,7 +127,7 @@ class Task:
         self._next_look_s = 0.0
         self._watcher: Connector | None = None
         self._next_watch_s = 0.0
-        # Options that are wrong are told before anything is started.
+        # Wrong options are reported before anything is started.
         where = f"{source.where}: sources.{source.name}.connector"
         self._factory = load(source.connector, where=where)
         try:
@@ -135,7 +136,7 @@ class Task:
             raise
         except Exception as error:
             raise InvalidConfigError(
-                f"{where}: the connector {source.connector!r} can't be made: {type(error).__name__}: {error}"
+                f"{where}: the connector {source.connector!r} can't be created: {type(error).__name__}: {error}"
             ) from error
 
     @property
@@ -153,7 +154,7 @@ class Task:
             connector.close()
 
     def prepare(self) -> None:
-        """Take the source's lock, unless it is held already."""
+        """Acquire the source's lock, unless it is held already."""
         if self._lock is None:
             self._lock = states.SourceLock.acquire(self._folder)
 
@@ -163,7 +164,7 @@ class Task:
             self._lock = None
 
     def start(self) -> None:
-        # Prometheus sees an increase only of what it has seen before.
+        # Prometheus sees an increase only in a series that it has seen before.
         for each in (metrics.RECORDS, metrics.BYTES, metrics.ERRORS, metrics.RUNNING):
             each.labels(self._source.name)
         self._thread.start()
@@ -172,9 +173,9 @@ class Task:
         self._stop.set()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; whether it has ended."""
+        """Wait for the thread to end; return whether it has."""
         if self._thread.ident is None:
-            # It was locked, and never started.
+            # It was locked, but never started.
             self.release()
             return True
         self._thread.join(timeout_s)
@@ -213,11 +214,11 @@ class Task:
                 before = self._records
                 try:
                     self.prepare()
-                    # One that is tried again fails until it has brought something.
+                    # A source that is retried stays failing until it has brought something.
                     self._be("starting" if self._error is None else "failing")
                     self._read()
                 except Exception as error:  # noqa: BLE001
-                    # Whatever a connector raises must not end the others, nor this one for good.
+                    # An exception of a connector must not stop the other sources, nor this one for good.
                     if self._records > before:
                         pause_ms = self._config.retry_first_ms
                     self._failed(error, pause_ms)
@@ -233,7 +234,7 @@ class Task:
             logger.info("source %s has stopped", name)
 
     def _watch(self) -> None:
-        """Let the connector say what the source costs outside. Nothing is read, so nothing can go wrong by it."""
+        """Let the connector report what the source costs outside. It reads nothing, so it can do no harm."""
         if monotonic_s() < self._next_watch_s:
             return
         self._next_watch_s = monotonic_s() + WATCH_S
@@ -249,7 +250,7 @@ class Task:
             logger.debug("source %s can't be watched: %s", self._source.name, error)
 
     def _rest(self, left_s: float) -> None:
-        """Wait after an error. Pausing ends it, so that pausing and resuming tries again at once."""
+        """Wait after an error. Pausing ends the wait, so that pausing and resuming retries at once."""
         while left_s > 0 and not self._shall_end(min(left_s, LOOK_S)):
             left_s -= LOOK_S
 
@@ -265,16 +266,16 @@ class Task:
             for chunk in chunks:
                 self._take(chunk, appender, connector)
                 if chunk.records or self._error is None or monotonic_s() >= well_s:
-                    # A word without records says only that it has begun, as it may have before the last error.
+                    # An empty chunk says only that reading has begun, as it may have before the last error.
                     self._error = None
                     self._be("running")
                 if self._shall_end(0):
-                    # With what came without records since the last that had some: it need not be looked at again.
+                    # Save the position of the empty chunks since the last append: they need not be read again.
                     if self._position is not None:
                         appender.moved(self._position)
                     return
         finally:
-            # A generator holds what it has opened until it is closed.
+            # A generator holds its resources until it is closed.
             if isinstance(chunks, Generator):
                 chunks.close()
             connector.close()
@@ -286,7 +287,7 @@ class Task:
 
     def _take(self, chunk: Chunk, appender: Appender, connector: Connector) -> None:
         if monotonic_s() >= self._next_look_s:
-            # Also while nothing comes: a source whose topic is gone is not well.
+            # Also while no records arrive: a source whose topic is gone must fail.
             self._next_look_s = monotonic_s() + TOPIC_LOOK_S
             for name in self._needed:
                 appender.topic(name)
@@ -307,13 +308,13 @@ class Task:
         if not isinstance(error, LastwordError):
             text = f"unexpected {type(error).__name__}: {text}"
             logger.debug("source %s", self._source.name, exc_info=error)
-        # One that comes again and again is in the status; it need not fill the log.
+        # A repeated error is in the status; it need not fill the log.
         level = logging.INFO if text == self._error else logging.WARNING
         with self._status_lock:
             self._error = text
             self._errors += 1
         metrics.ERRORS.labels(self._source.name).inc()
-        logger.log(level, "source %s: %s; trying again in %.1f s", self._source.name, text, pause_ms / 1000)
+        logger.log(level, "source %s: %s; retrying in %.1f s", self._source.name, text, pause_ms / 1000)
         self._be("failing")
 
     def _be(self, state: State) -> None:
@@ -322,7 +323,7 @@ class Task:
         metrics.RUNNING.labels(self._source.name).set(state == "running")
         now_ms = self._target.clock.now_ms()
         if self._lock is None:
-            # Whoever has it says how the source is.
+            # The process that holds the lock writes the status.
             return
         if changed or now_ms - self._saved_ms >= STATUS_MS:
             self._saved_ms = now_ms
@@ -366,7 +367,7 @@ class Task:
             try:
                 self._target.create_topic(name, partitions=count, config=self._config.default_config)
             except TopicExistsError:
-                # Another source was faster.
+                # Another source has created it first.
                 self._topic(name)
         self._needed.add(name)
 
@@ -378,7 +379,7 @@ class Task:
                 raise self._no_topic(name) from None
 
     def _topic(self, name: str) -> None:
-        """UnknownTopicError if there is none; InvalidError if it is not the one that the source has appended to."""
+        """Raise UnknownTopicError if there is none, InvalidError if it is not the one that the source appended to."""
         if self._appender is not None:
             self._appender.topic(name)
         else:

@@ -1,9 +1,9 @@
-"""What is kept of a source in the data folder, beside its position: who runs it, whether it is paused, how it is.
+"""The state of a source in the data folder, besides its position: its lock, whether it is paused, its status.
 
 connect/<source>/unit.json     its last unit and its position        see appender.py
                  lock          held by the process that runs it, unless it is paused
-                 paused        there while it is paused
-                 status.json   how it is, written about every second; of interest, never relied on
+                 paused        exists while it is paused
+                 status.json   its status, written about every second; informational, never relied on
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lastword.folder.locks import try_flock
 from lastword.folder.paths import CONNECT_FOLDER, SOURCE_STATUS_FILE
 
 LOCK_WAIT_MS: Final = 2_000
-"""Whoever asks how a source is holds its lock for a moment, and one that was just paused until its chunk is done."""
+"""A status query holds a source's lock for a moment; a source that was just paused holds it until its chunk is done."""
 _PAUSED: Final = "paused"
 
 
@@ -30,7 +30,7 @@ def source_folder(data_folder: Path, source: str) -> Path:
 
 
 class SourceLock:
-    """One process at a time runs a source. The kernel gives the lock back when it ends."""
+    """The lock of a source: one process at a time runs it. The kernel releases the lock when the process ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -68,13 +68,13 @@ def is_paused(folder: Path) -> bool:
 
 
 def pause(data_folder: Path, source: str) -> dict[str, Any]:
-    """Let a source end its chunk and wait. It stays so over restarts."""
+    """Pause a source after its current chunk. It stays paused across restarts."""
     disk.replace_file(_known(data_folder, source) / _PAUSED, b"")
     return {"source": source, "paused": True}
 
 
 def resume(data_folder: Path, source: str) -> dict[str, Any]:
-    """Let a paused source go on."""
+    """Resume a paused source."""
     folder = _known(data_folder, source)
     (folder / _PAUSED).unlink(missing_ok=True)
     disk.sync_folder(folder)
@@ -82,7 +82,7 @@ def resume(data_folder: Path, source: str) -> dict[str, Any]:
 
 
 def reset(data_folder: Path, source: str) -> bool:
-    """Forget the position of a source that nobody runs; False if it had none."""
+    """Forget the position of a source that no process runs; return False if it had none."""
     folder = _known(data_folder, source)
     with SourceLock.acquire(folder):
         (folder / SOURCE_STATUS_FILE).unlink(missing_ok=True)
@@ -90,19 +90,19 @@ def reset(data_folder: Path, source: str) -> bool:
 
 
 def save_status(folder: Path, status: dict[str, Any]) -> None:
-    """Not synced: a status that a power cut takes is no loss."""
+    """Save the status. It is not synced: a status lost in a power cut does no harm."""
     temporary = folder / f"{SOURCE_STATUS_FILE}.tmp"
     temporary.write_text(json.dumps(status))
     temporary.replace(folder / SOURCE_STATUS_FILE)
 
 
 def load_statuses(data_folder: Path, clock: Clock) -> list[dict[str, Any]]:
-    """How every source is that was ever run here, by name."""
+    """Return the status of every source that was ever run here, in the order of their names."""
     return [_load_status(folder, clock.now_ms()) for folder in _folders(data_folder)]
 
 
 def load_status(data_folder: Path, source: str, clock: Clock) -> dict[str, Any]:
-    """How one source is. UnknownSourceError if it was never run here."""
+    """Return the status of one source. Raise UnknownSourceError if it was never run here."""
     return _load_status(_known(data_folder, source), clock.now_ms())
 
 
@@ -110,7 +110,7 @@ def _load_status(folder: Path, now_ms: int) -> dict[str, Any]:
     status: dict[str, Any] = {"source": folder.name, "state": "stopped", "records": 0}
     status |= state_file.load_if_whole(folder / SOURCE_STATUS_FILE, dict) or {}
     if status["state"] != "stopped" and not _is_locked(folder):
-        # Whoever wrote it was killed.
+        # The process that wrote it was killed.
         status["state"] = "stopped"
     if status["state"] == "stopped" and is_paused(folder):
         status["state"] = "paused"

@@ -1,7 +1,7 @@
-"""The log that sources append to: opened here as its writer, or written by another process that is asked.
+"""The log that sources append to: opened here as its writer, or written by another process on request.
 
-Either way records come in as staged units (see lastword.staged): this process writes files, the writer appends them.
-So sources can run in the process that has the log open, and just as well beside a server that holds it.
+Either way records arrive as staged units (see lastword.wal.staged): this process writes files, the writer appends them.
+So sources can run in the process that has the log open, or beside a server that holds it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from lastword.segments.model import look_again
 from lastword.wal import staged
 
 SEARCH_WINDOW: Final = 4096
-"""So many offsets are rather read than halved again."""
+"""Below this many offsets, read instead of bisecting further."""
 
 
 class Target(Protocol):
-    """What appending needs of a log."""
+    """The operations of a log that appending needs."""
 
     @property
     def path(self) -> Path: ...
@@ -38,7 +38,7 @@ class Target(Protocol):
     def clock(self) -> Clock: ...
 
     def topic(self, name: str) -> Topic:
-        """UnknownTopicError if there is none."""
+        """Return a topic. Raise UnknownTopicError if there is none."""
         ...
 
     def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None: ...
@@ -49,7 +49,7 @@ class Target(Protocol):
 
 
 class _OpenLog:
-    """What a log tells that is open here, whoever writes it."""
+    """The reads of a log that is open here, whichever process writes it."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -84,7 +84,7 @@ class LogTarget(_OpenLog):
         try:
             return found.append_staged(sink, number)
         except WriteFailedError:
-            # The next attempt finds the partition open again, and what was appended of the unit counted.
+            # So the next attempt finds the partition open, and the appended part of the unit counted.
             for partition in found.all_partitions():
                 if partition.failed is not None:
                     with suppress(LastwordError):
@@ -93,7 +93,7 @@ class LogTarget(_OpenLog):
 
 
 class BesideTarget(_OpenLog):
-    """A log that another process writes. `log` is open for reading; `create` asks for a new topic."""
+    """A log that another process writes. `log` is open for reading; `create` requests a new topic."""
 
     def __init__(self, log: Log, create: Callable[[str, int, Mapping[str, str]], object]) -> None:
         super().__init__(log)
@@ -106,13 +106,13 @@ class BesideTarget(_OpenLog):
         appended = staged.ask_writer(self.path, topic, sink, number)
         if appended is None:
             raise UnavailableError(
-                f"No process writes {self.path} any more; what was staged waits for the next one."
+                f"No process writes {self.path} any more; the staged records wait for the next one."
             )
         return appended
 
 
 class NoTarget:
-    """Where there is no log yet: for checks."""
+    """A stand-in for a log that does not exist yet, for checks."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
@@ -141,13 +141,13 @@ class NoTarget:
 
 
 class TargetReads:
-    """What connectors may look up in the log that they write to."""
+    """The lookups of connectors in the log that they write to."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
     def newest(self, topic: str, keys: Iterable[bytes]) -> dict[bytes, bytes | None]:
-        """The newest value of each key, searched from the end of each partition backwards."""
+        """Return the newest value of each key, searching each partition backwards from its end."""
         from lastword.batch.partitioner import partition_of
 
         found: dict[bytes, bytes | None] = {}
@@ -161,7 +161,7 @@ class TargetReads:
         return found
 
     def live_keys(self, topic: str) -> Iterator[bytes]:
-        """The keys whose newest record has a value, as of now, partition by partition, in bounded memory."""
+        """Yield the keys whose newest record has a value, as of now, partition by partition, in bounded memory."""
         opened = self._target.topic(topic)
         for partition in range(opened.partitions):
             with closing(opened.partition_reader(partition)) as reader, ExitStack() as pins:
@@ -175,7 +175,7 @@ class TargetReads:
                     yield from keys.to_pylist()
 
     def behind(self, topic: str, partition: int, header: str, number: int) -> int:
-        """By halving: the numbers grow with the offsets. From the end backwards first, where most readers are."""
+        """Bisect, as the numbers grow with the offsets. First step backwards from the end, where most readers are."""
         with closing(self._target.topic(topic).partition_reader(partition)) as reader:
             extent = reader.extent()
             low, high, step = extent.log_start, extent.log_end, SEARCH_WINDOW
@@ -188,7 +188,7 @@ class TargetReads:
                     low = middle
                 else:
                     high = middle
-            # The record that is below may lie behind `high`, after a gap.
+            # The last lower record may lie beyond `high`, after a gap.
             found = extent.log_start
             for offset, value in _numbers(reader, low, extent.log_end, header):
                 if value >= number:
@@ -211,12 +211,12 @@ def _newest(reader: PartitionReader, keys: Collection[bytes]) -> dict[bytes, byt
 
 
 def _is_below(reader: PartitionReader, start: int, end: int, header: str, number: int) -> bool:
-    """Whether the first record with the header from an offset on has a lower number."""
+    """Return whether the first record with the header, from an offset on, has a lower number."""
     return next((value < number for _, value in _numbers(reader, start, end, header)), False)
 
 
 def _numbers(reader: PartitionReader, start: int, end: int, header: str) -> Iterator[tuple[int, int]]:
-    """Offsets and the numbers in a header, of the records that have it."""
+    """Yield the offset, and the number in the header, of each record that has the header."""
     for records in reader.replay(start, end):
         for offset, headers in zip(
             records.column("offset").to_pylist(), records.column("headers").to_pylist(), strict=True

@@ -1,22 +1,22 @@
-"""Topics as Spark DataFrames, batch and streaming, in and out. Python only: no jar.
+"""Topics as Spark DataFrames: batch and streaming reads and writes. Python only: no jar.
 
     import lastword.spark
 
     lastword.spark.register(spark)
     users = spark.read.format("lastword").option("path", folder).option("topic", "users").option("view", "state").load()
 
-options.py   what a user may say
+options.py   the options of reads and writes
 schema.py    the columns of a topic
 opened.py    logs that this process has open for reading
-filters.py   what Spark's filters mean for which files are opened
-tasks.py     what executors are given, and how they read it
-plan.py      from a topic, options and filters to tasks
+filters.py   finds the files and rows that Spark's filters can match
+tasks.py     the tasks of executors, and how they are read
+plan.py      plans tasks from a topic, options and filters
 batch.py     batch reads
 stream.py    streaming reads
 sink.py      batch and streaming writes
-source.py    what Spark is told of all this
-process.py   what is done once in each of Spark's Python processes
-daemon.py    where Lastword's own sessions fork those from, with everything loaded
+source.py    the data source that Spark registers
+process.py   the one-time setup of each of Spark's Python processes
+daemon.py    the process that Lastword's own sessions fork those from, with everything loaded
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FORMAT = "lastword"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format "lastword" known to a Spark session, and let Spark push filters down to it."""
+    """Register the format "lastword" with a Spark session, and let Spark push filters down to it."""
     from lastword.spark.source import LastwordSource
 
-    # Without it Spark refuses sources that take filters.
+    # Without this, Spark refuses sources that take filters.
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(LastwordSource)

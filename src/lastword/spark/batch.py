@@ -1,4 +1,4 @@
-"""Batch reads: planned once, on the driver; read by tasks."""
+"""Batch reads: planned once on the driver, read by tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lastword.spark.schema import arrow_schema
 
 
 class BatchReader(DataSourceReader):
-    """A batch read. Spark takes it to executors after `partitions` was called."""
+    """A batch read. Spark sends it to executors after it has called `partitions`."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -24,12 +24,12 @@ class BatchReader(DataSourceReader):
         self._wanted = EVERYTHING
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        # All go back to Spark as well: what is left out here is only what surely does not match.
+        # All are returned to Spark as well: only rows that surely don't match are left out here.
         self._wanted = wanted(filters)
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        from lastword.spark.plan import plan_batch  # Executors do without it and what it loads.
+        from lastword.spark.plan import plan_batch  # Executors need neither it nor its imports.
 
         planned = plan_batch(self._options, self._wanted)
         prepare_process()

@@ -1,7 +1,7 @@
-"""The process from which Spark forks its Python workers, with what their tasks need already loaded.
+"""The process from which Spark forks its Python workers, with the modules that their tasks need already loaded.
 
-Spark's own daemon has loaded nothing: each worker would spend its first second on imports, and keep them in memory of its
-own.
+Spark's own daemon has loaded nothing: each worker would spend its first second on imports, and keep its own copy of
+them in memory.
 """
 
 from __future__ import annotations

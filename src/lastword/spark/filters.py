@@ -1,7 +1,7 @@
-"""What Spark's filters say about which segments, row groups and rows can match.
+"""Finds the segments, row groups and rows that can match Spark's filters.
 
-Spark applies every filter again to what it is given. So a filter that is not understood costs time and nothing
-else, and every bound here may be wider than the filter, never narrower.
+Spark applies every filter again to the rows that it gets. So a filter that is not understood costs only time, and
+every bound here may be wider than the filter, never narrower.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LAST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What rows must be to match: bounds are inclusive; None is no bound."""
+    """The bounds of the rows that can match. They are inclusive; None is no bound."""
 
     partitions: frozenset[int] | None = None
     first_offset: int = 0
@@ -48,11 +48,11 @@ class Wanted:
         return self.first_us > -_LAST or self.last_us < _LAST
 
     def times(self, first_us: int, last_us: int) -> bool:
-        """Whether timestamps between two may match."""
+        """Return whether timestamps between two may match."""
         return self.first_us <= last_us and first_us <= self.last_us
 
     def segment(self, segment: Segment) -> bool:
-        """Whether a segment may have a row that matches, by what is known without opening it."""
+        """Return whether a segment may have a row that matches, judged without opening it."""
         return (
             self.partition(segment.partition)
             and self.first_offset <= segment.last_offset
@@ -66,7 +66,7 @@ EVERYTHING = Wanted()
 
 
 def wanted(filters: Iterable[Filter]) -> Wanted:
-    """What a row must be to pass all filters."""
+    """Return the bounds of the rows that pass all filters."""
     found = EVERYTHING
     for each in filters:
         found = _narrowed(found, each)
@@ -106,7 +106,7 @@ def _narrowed(found: Wanted, given: Filter) -> Wanted:
 
 
 def _values(given: Filter) -> list[Any] | None:
-    """The only values that pass; None if they can't be listed."""
+    """Return the only values that pass; None if they can't be listed."""
     match given:
         case EqualTo(value=value):
             return [value]
@@ -120,7 +120,7 @@ def _values(given: Filter) -> list[Any] | None:
 
 
 def _range(given: Filter, number: Any) -> tuple[int, int]:
-    """The lowest and the highest value that may pass."""
+    """Return the lowest and the highest value that may pass."""
     anything = (-_LAST, _LAST)
     match given:
         case In(value=values):

@@ -1,4 +1,4 @@
-"""Logs that this process has open for reading: Spark's Python processes live on, and opening takes a while."""
+"""Logs that this process has open for reading: Spark's Python processes live on, and opening a log takes a while."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _lock = threading.Lock()
 
 
 def opened(where: Where) -> Log:
-    """The log in a data folder, for reading. A folder that was removed and made anew is another one."""
+    """Return the log in a data folder, for reading. A folder that was removed and recreated is another one."""
     path = Path(where.path)
     try:
         inode = path.stat().st_ino
     except OSError as error:
         raise InvalidError(
-            f"option 'path' is {where.path!r}: {error.strerror}. It is the data folder; where executors are on other "
-            f"machines, they need it under the same name to read what is not sealed yet."
+            f"option 'path' is {where.path!r}: {error.strerror}. It is the data folder; executors on other machines "
+            f"need it at the same path to read records that are not sealed yet."
         ) from None
     with _lock:
         key = (str(path), where.config, inode)

@@ -1,4 +1,4 @@
-"""The options of the data source: read once, checked as a whole, every error says which one and what is allowed."""
+"""The options of the data source: read once, checked as a whole. Errors name the option and the allowed values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lastword.reading.timetravel import AsOf
 from lastword.record_json import parse_time
 
 COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
-"""What is read where `columns` does not say otherwise."""
+"""The columns of a read without the option `columns`."""
 ALL_COLUMNS: Final = (*COLUMNS, "timestamp_type")
 
 DEFAULT_SPLIT_BYTES: Final = 64 << 20
@@ -29,7 +29,7 @@ Offsets = int | Mapping[int, int] | Literal["earliest", "latest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Which topic of which data folder."""
+    """A topic in a data folder."""
 
     path: str
     topic: str
@@ -38,7 +38,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Where a read begins or ends: at offsets, or at the first record that is not older than a time."""
+    """The beginning or end of a read: offsets, or the first record that is not older than a time."""
 
     offsets: Offsets | None = None
     time_ms: int | None = None
@@ -46,7 +46,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What a read, batch or streaming, was asked for."""
+    """The options of a read, batch or streaming."""
 
     where: Where
     columns: tuple[str, ...]
@@ -61,7 +61,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What a write was asked for. `sink` and `unit` make a batch write one that can be repeated."""
+    """The options of a write. `sink` and `unit` make a batch write repeatable."""
 
     where: Where
     sink: str | None
@@ -77,7 +77,7 @@ def batch_options(given: Mapping[str, str]) -> ReadOptions:
     if bounded and (view == "state" or as_of is not None):
         with_what = "view is state" if view == "state" else "as.of is given"
         raise InvalidError(
-            f"option {bounded[0]!r} can't be used where {with_what}: those begin at the log start"
+            f"option {bounded[0]!r} can't be used if {with_what}: such a read begins at the log start"
         )
     return ReadOptions(
         where=_where(found),
@@ -104,7 +104,7 @@ def stream_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def columns_of(given: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of a read of either kind; which one it is Spark says only later."""
+    """Return the columns of a read, batch or streaming; Spark says only later which one it is."""
     found = _known(given, _BATCH | _STREAM, "a read")
     _where(found)
     return _columns(found)
@@ -115,7 +115,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     unit = _number(found, "unit", least=0)
     if (unit is None) != ("sink" not in found):
         raise InvalidError(
-            "options 'sink' and 'unit' belong together: who writes, and the number of this write"
+            "options 'sink' and 'unit' belong together: the name of the writer, and the number of this write"
         )
     return WriteOptions(where=_where(found), sink=found.get("sink"), unit=unit)
 
@@ -145,7 +145,7 @@ def _columns(found: Mapping[str, str]) -> tuple[str, ...]:
         if name not in ALL_COLUMNS or names.count(name) > 1:
             raise InvalidError(
                 f"option 'columns' is {found['columns']!r}; allowed: some of {', '.join(ALL_COLUMNS)}, each once, "
-                f"with commas between them"
+                f"separated by commas"
             )
     return names
 
@@ -211,5 +211,5 @@ def _number(found: Mapping[str, str], name: str, *, least: int) -> int | None:
         return None
     text = found[name]
     if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise InvalidError(f"option {name!r} is {text!r}; allowed: a whole number from {least} on")
+        raise InvalidError(f"option {name!r} is {text!r}; allowed: a whole number of at least {least}")
     return int(text)

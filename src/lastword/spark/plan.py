@@ -1,4 +1,4 @@
-"""From a topic, the options and Spark's filters to tasks. Segments that can't have a matching row get no task."""
+"""Plans tasks from a topic, the options and Spark's filters. Segments that can't have a matching row get no task."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from lastword.spark.tasks import EmptyTask, Pin, SealedPart, SealedTask, TailTas
 
 TASKS_A_CORE: Final = 2
 MIN_SPLIT_BYTES: Final = 4 << 20
-"""A read that is smaller than `split.bytes` for each core is cut so that all have work, but not below this."""
+"""A read with less than `split.bytes` per core is split so that all cores have work, but not below this size."""
 
 WAIT_MS: Final = 600_000
-"""For so long files are kept for tasks that have not begun yet, whatever snapshot.retention.ms is."""
+"""How long files are kept for tasks that have not begun yet, whatever snapshot.retention.ms is."""
 
 
 def plan_batch(options: ReadOptions, wanted: Wanted) -> list[InputPartition]:
-    """The tasks of a batch read."""
+    """Return the tasks of a batch read."""
     log = opened(options.where)
     topic = log.topic(options.where.topic)
     _check_as_of(topic, options)
@@ -73,7 +73,7 @@ def _plan_records(
 
 
 def first_offsets(topic: Topic, options: ReadOptions) -> dict[int, int]:
-    """Where a read of each partition begins."""
+    """Return the offset at which the read of each partition begins."""
     _check_partitions(topic, options.start)
     found = {}
     for reader in topic.partition_readers():
@@ -94,7 +94,7 @@ def plan_ranges(
     exact: bool = False,
     on_data_loss: Literal["fail", "skip"] = "skip",
 ) -> list[InputPartition]:
-    """Tasks for a range of offsets of each partition."""
+    """Return the tasks for a range of offsets of each partition."""
     parts: list[SealedPart] = []
     tails: list[InputPartition] = []
     for partition, view in views.items():
@@ -194,7 +194,7 @@ def _sealed_tasks(
 
 
 def _grouped(parts: Sequence[SealedPart], split_bytes: int) -> Iterator[list[SealedPart]]:
-    """Parts in groups of about one size: small ones together, large ones cut at offsets."""
+    """Yield the parts in groups of about one size: small ones together, large ones cut at offsets."""
     total_bytes = sum(part.segment.size_bytes for part in parts)
     even_bytes = -(-total_bytes // (TASKS_A_CORE * (os.cpu_count() or 1)))
     most_bytes = min(split_bytes, max(even_bytes, MIN_SPLIT_BYTES))
@@ -202,7 +202,7 @@ def _grouped(parts: Sequence[SealedPart], split_bytes: int) -> Iterator[list[Sea
     size_bytes = 0
     for part in parts:
         for cut, cut_bytes in _cut(part, most_bytes):
-            # Rather a little more than it should be than a small rest for one more task.
+            # Better to exceed the size a little than to leave a small rest for one more task.
             if group and size_bytes + cut_bytes // 2 > most_bytes:
                 yield group
                 group, size_bytes = [], 0
@@ -223,7 +223,7 @@ def _cut(part: SealedPart, most_bytes: int) -> Iterator[tuple[SealedPart, int]]:
 
 
 def _keep_for_a_while(log: Log, topic: Topic, snapshot_id: int) -> None:
-    """A lease that nobody renews: from the plan until the tasks take their own."""
+    """Write a lease that is not renewed: it lasts from the plan until the tasks take their own."""
     keeper = LeaseKeeper(Path(log.path), log.clock, WAIT_MS)
     lease = Lease(
         id=new_uuid().hex[:16],
@@ -235,7 +235,7 @@ def _keep_for_a_while(log: Log, topic: Topic, snapshot_id: int) -> None:
     try:
         keeper.write(lease)
     except OSError:
-        # A folder that may only be read; snapshot.retention.ms must do.
+        # The folder is read-only; snapshot.retention.ms must suffice.
         return
 
 
@@ -246,7 +246,7 @@ def _view(reader: PartitionReader, options: ReadOptions) -> View:
 
 
 def _bounded(reader: PartitionReader, options: ReadOptions, *, end: Bound) -> View:
-    """The view of a partition from where its read begins to where it ends."""
+    """Return the view of a partition from the beginning to the end of its read."""
 
     def attempt() -> View:
         view = _view(reader, options)
@@ -261,9 +261,9 @@ def _bounded(reader: PartitionReader, options: ReadOptions, *, end: Bound) -> Vi
 
 
 def _offset_of(reader: PartitionReader, view: View, bound: Bound, name: str, default: int) -> int:
-    """Where a partition's read begins or ends."""
+    """Return the offset at which a partition's read begins or ends."""
     if bound.time_ms is not None:
-        # In the snapshot that is read: a later one may lack the record that is looked for.
+        # Searched in the snapshot that is read: a later one may lack the record.
         return timetravel.offset_for_time(reader, view, bound.time_ms)
     match bound.offsets:
         case "earliest":
@@ -295,5 +295,5 @@ def _check_as_of(topic: Topic, options: ReadOptions) -> None:
     if options.as_of is not None and options.as_of.offset is not None and topic.partitions > 1:
         raise InvalidError(
             f"option 'as.of' is {options.as_of.offset}: {topic.name!r} has {topic.partitions} partitions, and an "
-            f"offset is one of a partition; give a time or snapshot:ID"
+            f"offset belongs to one partition; give a time or snapshot:ID"
         )

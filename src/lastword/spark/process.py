@@ -1,4 +1,4 @@
-"""What is done once in each of Spark's Python processes, which live on from task to task."""
+"""The one-time setup of each of Spark's Python processes, which live on from task to task."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _settled = False
 
 
 def prepare_process() -> None:
-    """Take what is loaded by now out of garbage collection, in a process that Spark has forked for tasks.
+    """Exclude everything loaded so far from garbage collection, in a process that Spark has forked for tasks.
 
-    Spark collects garbage after every task and every plan: 50 ms and more each time, more than a small task takes.
+    Spark collects garbage after every task and every plan: 50 ms or more each time, longer than a small task takes.
     """
     global _settled
     if _settled or _main_module() != _FORKED_BY:

@@ -45,12 +45,12 @@ _WRITABLE: Final = {
 
 
 def read_schema(columns: Sequence[str]) -> StructType:
-    """What a read gives."""
+    """Return the schema of a read."""
     return StructType([StructField(name, *_TYPES[name]) for name in columns])
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema that Spark expects for a read; InvalidError if the user named columns that there are not."""
+    """Return the Arrow schema that Spark expects for a read. Raise InvalidError for unknown columns or wrong types."""
     for each in schema.fields:
         if each.name not in _TYPES:
             raise InvalidError(
@@ -65,7 +65,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def check_writable(schema: StructType) -> None:
-    """InvalidError if rows with these columns can't be appended."""
+    """Raise InvalidError if rows with these columns can't be appended."""
     given = {each.name: _plain(each.dataType) for each in schema.fields}
     for name in ("key", "value"):
         if name not in given:

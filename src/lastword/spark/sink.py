@@ -1,13 +1,13 @@
-"""Writes: tasks stage record batches in the data folder, the driver has them appended as one unit.
+"""Writes: tasks stage record batches in the data folder, and the driver has them appended as one unit.
 
-1. each task makes record batches of its rows and writes them to a file of its own, synced. Tasks that fail, or that
-   Spark runs twice, leave files that no commit names;
+1. each task encodes its rows as record batches and writes them to its own file, synced. Tasks that fail, or that Spark
+   runs twice, leave files that no commit names;
 2. when all are done, the driver names their files as one unit (staged.py) and has it appended: by the log's writer if
-   there is one, a server for example, else it is the writer for a moment itself.
+   there is one, such as a server, else the driver itself is the writer for a moment.
 
 A unit is appended exactly once for each sink and number. A streaming query is a sink, by the id in its checkpoint, and
-its micro-batches are numbered: what Spark repeats after a crash is found to be there, or finished. A batch write is a
-sink of its own, unless the options `sink` and `unit` say which: then it can be repeated too.
+its micro-batches are numbered: one that Spark repeats after a crash is already there, or is finished. A batch write is
+a separate sink, unless the options `sink` and `unit` name one: then it can be repeated too.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from lastword.spark.schema import check_writable
 from lastword.wal.staged import Piece, Sink, Unit, ask_writer
 
 QUERY_ID: Final = "sql.streaming.queryId"
-"""Under this name Spark tells tasks the id that a query keeps over restarts."""
+"""The property in which Spark tells tasks the id that a query keeps across restarts."""
 
 WAIT_S: Final = 60.0
-"""For so long a commit waits for a writer that comes or goes."""
+"""How long a commit waits for a writer that comes or goes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagedRows(WriterCommitMessage):
-    """What a task has staged: a file, and which bytes of it are for which partition."""
+    """The rows that a task has staged: a file, and which bytes of it are for which partition."""
 
     sink: str
     file: str
@@ -85,7 +85,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query_id = context.getLocalProperty(QUERY_ID) if context is not None else None
         if query_id is None:
             raise InvalidError(
-                "Spark does not say which streaming query this is; it can't be written exactly once"
+                "Spark does not say which streaming query this is, so it can't be written exactly once"
             )
         return stage(self._where, query_id, iterator)
 
@@ -127,7 +127,7 @@ def _stage(topic: Topic, sink: Sink, name: str, rows: Iterator[pa.RecordBatch]) 
 
 
 def _joined(pieces: Sequence[tuple[int, Piece]]) -> Iterator[tuple[int, Piece]]:
-    """Neighbours of one partition as one piece."""
+    """Join adjacent pieces of one partition."""
     last: tuple[int, Piece] | None = None
     for partition, piece in pieces:
         if last is not None and last[0] == partition:
@@ -141,7 +141,7 @@ def _joined(pieces: Sequence[tuple[int, Piece]]) -> Iterator[tuple[int, Piece]]:
 
 
 def commit(where: Where, name: str, number: int, staged: Sequence[StagedRows]) -> None:
-    """Append what tasks have staged, unless that number was appended before."""
+    """Append the rows that tasks have staged, unless that number was appended before."""
     topic, sink = _sink(where, name)
     pieces: dict[int, list[Piece]] = {}
     for each in staged:
@@ -159,9 +159,9 @@ def commit(where: Where, name: str, number: int, staged: Sequence[StagedRows]) -
 
 
 def _append(where: Where, topic: str, sink: str, number: int) -> None:
-    """Have a unit appended by whoever is the log's writer; nobody: by this process.
+    """Have a unit appended by the log's writer or, if there is none, by this process.
 
-    Asking again is safe: what has been appended by then is found to be there.
+    Asking again is safe: parts that have been appended by then are not appended twice.
     """
     folder = Path(where.path)
     until_s = monotonic_s() + WAIT_S
@@ -172,17 +172,17 @@ def _append(where: Where, topic: str, sink: str, number: int) -> None:
                     log.topic(topic).append_staged(sink, number)
             return
         except UnavailableError as error:
-            # Somebody has just become the writer, or is closing the log, or is it for a moment.
+            # Another process has just become the writer, or is closing the log, or is the writer for a moment.
             if monotonic_s() > until_s:
                 raise type(error)(
-                    f"{error} What was staged may be in the log, or in part: write it again with the options "
-                    f"sink={sink} and unit={number}, which completes it and doubles nothing."
+                    f"{error} The staged rows may be in the log, all or in part: write them again with the options "
+                    f"sink={sink} and unit={number}, which appends only the missing ones."
                 ) from error
             SystemClock().sleep_ms(100)
 
 
 def discard(where: Where, name: str, staged: Sequence[StagedRows]) -> None:
-    """Remove what tasks have staged for a write that failed. Spark also says so when a commit has failed half-way."""
+    """Remove the files that tasks have staged for a failed write. Spark also calls this if a commit failed half-way."""
     _sink(where, name)[1].discard([each.file for each in staged])
 
 

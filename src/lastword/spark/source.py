@@ -1,6 +1,7 @@
-"""What Spark is told: the format, its columns, and who reads and writes.
+"""The data source as Spark sees it: the format, its columns, its readers and writers.
 
-Every Python process that Spark starts loads this. What only some of them need is imported where it is used.
+Every Python process that Spark starts loads this module. Modules that only some of them need are imported where they
+are used.
 """
 
 from __future__ import annotations

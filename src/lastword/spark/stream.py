@@ -1,10 +1,10 @@
-"""Streaming reads: a position a partition, which Spark keeps in its checkpoint.
+"""Streaming reads: one position per partition, which Spark keeps in its checkpoint.
 
 A micro-batch is a range of offsets of each partition, fixed before it is read. So a batch that Spark repeats after a
-crash has the same ranges; what compaction has removed of them meanwhile was superseded by records that are still
-ahead. Positions and ranges only ever move up, whatever is sealed, compacted or rolled.
+crash has the same ranges; records that compaction has removed from them meanwhile were superseded by records that are
+still ahead. Positions and ranges only ever move up, whatever is sealed, compacted or rolled.
 
-What retention has removed before it was read is an error, or with `on.data.loss=skip` left out.
+Records that retention has removed before they were read are an error, or are skipped with `on.data.loss=skip`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Positions = dict[int, int]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. One of these lives as long as its query, on the driver; executors get copies to read with."""
+    """A streaming read. It lives as long as its query, on the driver; executors read with copies of it."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -93,7 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if stop > view.end and not skips:
                     raise OffsetOutOfRangeError(
                         f"Records of {topic.name!r} partition {partition} are lost: this query has seen it up to offset "
-                        f"{stop}, and the log ends at {view.end}. Set option 'on.data.loss' to 'skip' to go on."
+                        f"{stop}, but the log ends at {view.end}. Set option 'on.data.loss' to 'skip' to continue."
                     )
                 views[partition] = View(
                     snapshot=view.snapshot, start=max(first, view.start), end=min(stop, view.end)
@@ -116,14 +116,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return opened(self._options.where).topic(self._options.where.topic)
 
     def _positions(self, topic: Topic, saved: Mapping[str, Any]) -> Positions:
-        """The positions of a checkpoint; of another topic of that name they mean nothing."""
+        """Return the positions of a checkpoint; those of another topic of that name mean nothing."""
         if saved["topic_id"] == topic.id.hex:
             return {int(partition): offset for partition, offset in saved["offsets"].items()}
         if self._options.on_data_loss == "skip":
             return {}
         raise InvalidError(
-            f"The topic {topic.name!r} has been deleted and created again since the checkpoint was written. Begin with "
-            f"a new checkpoint, or set option 'on.data.loss' to 'skip' to read the new one from its start."
+            f"The topic {topic.name!r} has been deleted and recreated since the checkpoint was written. Begin with a "
+            f"new checkpoint, or set option 'on.data.loss' to 'skip' to read the new topic from its start."
         )
 
 
@@ -134,14 +134,14 @@ def bounded(
     ends: Mapping[int, int],
     most_records: int,
 ) -> Positions:
-    """How far to go so that at most so many records are read: each partition gets its share of what is waiting."""
+    """Return the ends of a read of at most `most_records`: each partition gets its share of the waiting records."""
     waiting = {each: max(ends[each] - first[each], 0) for each in ends}
     total = sum(waiting.values())
     if total <= most_records:
         return dict(ends)
     left = most_records
     reached: Positions = {}
-    # The least first, so that what rounding leaves goes to the largest.
+    # The smallest first, so that the rest from rounding goes to the largest.
     for partition in sorted(waiting, key=lambda each: waiting[each]):
         share = min(max(most_records * waiting[partition] // total, 1), left) if waiting[partition] else 0
         if partition == max(waiting, key=lambda each: waiting[each]):
@@ -156,8 +156,8 @@ def bounded(
 
 
 def _reach(reader: PartitionReader, view: View, first: int, end: int, most_records: int) -> int:
-    """An offset behind `first` with at most so many records before it. Gaps are passed for nothing: there may be far more
-    offsets than records where compaction has been, and in a mirror of a log that does not begin at 0."""
+    """Return an offset after `first` with at most `most_records` in between. Gaps don't count: there may be far more
+    offsets than records after a compaction, and in a mirror of a log that does not begin at 0."""
     counted, at = 0, first
     for segment in reader.table.plan(view.snapshot, reader.partition, first):
         begin = max(segment.first_offset, at)
@@ -194,6 +194,6 @@ def _saved(topic: Topic, positions: Mapping[int, int]) -> dict[str, Any]:
 
 @contextmanager
 def _readers(topic: Topic) -> Iterator[list[PartitionReader]]:
-    """The readers of a topic's partitions, closed at the end."""
+    """Yield the readers of a topic's partitions, and close them at the end."""
     with ExitStack() as stack:
         yield [stack.enter_context(closing(each)) for each in topic.partition_readers()]

@@ -1,7 +1,7 @@
-"""What executors are given, and how they read it: sealed segments from storage, the tail from the WAL.
+"""The tasks of executors, and how they are read: sealed segments from storage, the tail from the WAL.
 
-A task is small: file names, offsets, and for the state view which rows. It is read as Arrow batches in the columns
-that were asked for, a row group at a time, so a task's memory does not depend on its size.
+A task is small: file names, offsets, and for the state view the selected rows. It is read as Arrow batches in the
+requested columns, one row group at a time, so a task's memory does not depend on its size.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 BATCH_ROWS: Final = 4 * 1024
 BATCH_BYTES: Final = 1 << 20
-"""Batches that are smaller, by rows and by bytes, are joined before they go to Spark: a copy, so only small ones."""
+"""Batches below both limits are joined before they go to Spark. Joining copies them, so only small ones are joined."""
 
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """What a task leases while it reads, so that no file goes meanwhile."""
+    """The snapshots that a task leases while it reads, so that no file is removed meanwhile."""
 
     data_folder: str
     topic_id: str
@@ -48,7 +48,7 @@ class Pin:
     ttl_ms: int
 
     def hold(self) -> AbstractContextManager[object]:
-        """A lease, where the data folder can be reached; else snapshot.retention.ms must do."""
+        """Take leases if the data folder can be reached; otherwise snapshot.retention.ms must suffice."""
         if not Path(self.data_folder).is_dir():
             return nullcontext()
         keeper = LeaseKeeper(Path(self.data_folder), SystemClock(), self.ttl_ms)
@@ -62,13 +62,13 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedPart:
-    """Rows of a segment: those with offsets from `start` up to, but without, `end`, or with `mask` some of them."""
+    """Rows of a segment: those with offsets from `start` up to, but without, `end`; with a `mask`, some of them."""
 
     segment: Segment
     start: int
     end: int
     mask: bytes | None = field(default=None, repr=False)
-    """For every row of the segment a bit: whether it is a winner of the state view."""
+    """One bit for every row of the segment: whether it is a winner of the state view."""
 
     def winners(self) -> Mask | None:
         if self.mask is None:
@@ -88,7 +88,7 @@ class SealedTask(InputPartition):
 
 @dataclass(frozen=True, kw_only=True)
 class TailTask(InputPartition):
-    """What was only in the WAL when the read was planned. It may have been sealed by the time it is read."""
+    """Records that were only in the WAL when the read was planned. They may be sealed by the time they are read."""
 
     where: Where
     topic_id: str
@@ -96,21 +96,21 @@ class TailTask(InputPartition):
     start: int
     end: int
     winners: bytes | None = field(default=None, repr=False)
-    """Offsets (64 bits each, rising) of the winners of the state view; None is every row."""
+    """The offsets (64 bits each, ascending) of the winners of the state view; None is every row."""
     follows_compaction: bool = False
-    """Where compaction overtakes the end, read on to where what has beaten records before it may be."""
+    """If compaction overtakes the end, read on as far as the records that superseded those before it may be."""
     exact: bool = False
-    """Every record of it is wanted, or an error: a view of the past."""
+    """Read every record of it or raise an error: for a view of the past."""
     on_data_loss: Literal["fail", "skip"] = "skip"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmptyTask(InputPartition):
-    """Nothing to read. Spark wants at least one task."""
+    """A task with nothing to read. Spark requires at least one task."""
 
 
 def read(task: InputPartition, schema: pa.Schema, wanted: Wanted = EVERYTHING) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, in `schema`. Rows that can't match are left out where that is cheap."""
+    """Return the rows of a task, in `schema`. Rows that can't match are left out where that is cheap."""
     if isinstance(task, SealedTask):
         return _joined(_read_sealed(task, schema, wanted), schema)
     if isinstance(task, TailTask):
@@ -151,7 +151,7 @@ def _read_part(
         if mask is not None and not mask.all():
             rows = rows.filter(pa.array(mask))
         if own is not None and "value" in needed and rows.column("value").null_count:
-            # Winners without a value are keys that were deleted.
+            # Winners without a value are deleted keys.
             rows = rows.filter(rows.column("value").is_valid())
         yield from _shaped(rows, schema, part.segment.partition)
 
@@ -159,7 +159,7 @@ def _read_part(
 def _mask(
     raw: RawSegment, group: RowGroup, part: SealedPart, wanted: Wanted, own: Mask | None
 ) -> Mask | None:
-    """The rows of a row group to be read; None is all of them."""
+    """Return the rows of a row group to read; None is all of them."""
     mask = own
     first, last = max(part.start, wanted.first_offset), min(part.end - 1, wanted.last_offset)
     lowest, highest = raw.says.offsets(group.index)
@@ -188,7 +188,7 @@ def _may_match(raw: RawSegment, group: RowGroup, part: SealedPart, wanted: Wante
 
 
 def passed(files: SegmentFiles, segment: Segment, first: int, most_records: int) -> tuple[int, int]:
-    """How many records of a segment there are from an offset on, at most so many, and the offset behind them."""
+    """Return the number of records of a segment from an offset on, up to a limit, and the offset after them."""
     counted = 0
     with RawSegment(files, segment) as raw:
         for group in raw.row_groups:
@@ -202,7 +202,7 @@ def passed(files: SegmentFiles, segment: Segment, first: int, most_records: int)
             offsets = offsets[offsets >= first]
             if counted + len(offsets) > most_records:
                 left = most_records - counted
-                # None are left where a row group ended: behind the last of it, or a little further, is nothing.
+                # If none are left, the limit was reached at the end of a row group: no record is in between.
                 return most_records, int(offsets[left - 1]) + 1 if left else max(first, int(offsets[0]))
             counted += len(offsets)
     return counted, segment.last_offset + 1
@@ -212,12 +212,12 @@ def passed(files: SegmentFiles, segment: Segment, first: int, most_records: int)
 
 
 def _read_tail(task: TailTask, schema: pa.Schema, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    # Loads all of a log; tasks that read sealed segments do without.
+    # Imports everything of a log; tasks that read sealed segments don't need it.
     from lastword.spark.opened import opened
 
     topic = opened(task.where).topic(task.where.topic)
     if topic.id.hex != task.topic_id:
-        raise UnavailableError(f"The topic {topic.name!r} has been deleted and created again; load it anew.")
+        raise UnavailableError(f"The topic {topic.name!r} has been deleted and recreated; load it again.")
     winners = None if task.winners is None else np.frombuffer(task.winners, np.int64)
     found = 0
     with closing(topic.partition_readers()[task.partition]) as reader:
@@ -262,7 +262,7 @@ def _tail_of(reader: PartitionReader, task: TailTask) -> Iterator[pa.RecordBatch
         return
     except OffsetGoneError:
         pass
-    # It has been sealed since the read was planned; but no record of it may have been compacted away.
+    # The range has been sealed since the read was planned; no record of it may have been compacted away.
     yield from reader.replay(offset, task.end)
     if reader.table.snapshot().positions[task.partition].first_dirty > task.start:
         raise UnavailableError(
@@ -271,11 +271,11 @@ def _tail_of(reader: PartitionReader, task: TailTask) -> Iterator[pa.RecordBatch
 
 
 def check_not_lost(topic: str, partition: int, start: int, log_start: int) -> None:
-    """OffsetOutOfRangeError if retention has taken records that are still to be read."""
+    """Raise OffsetOutOfRangeError if retention has removed records that are still to be read."""
     if start < log_start:
         raise OffsetOutOfRangeError(
-            f"Records of {topic!r} partition {partition} are lost to this query: it has read up to offset {start}, and "
-            f"the log starts at {log_start} by now. Set option 'on.data.loss' to 'skip' to go on from there."
+            f"Records of {topic!r} partition {partition} are lost to this query: it has read up to offset {start}, but "
+            f"the log now starts at {log_start}. Set option 'on.data.loss' to 'skip' to continue from there."
         )
 
 
@@ -291,7 +291,7 @@ def _among(offsets: npt.NDArray[np.int64], rising: npt.NDArray[np.int64]) -> Mas
 
 
 def _needed(schema: pa.Schema, *, drops_null_values: bool) -> list[str]:
-    """The columns of a file that are read for a schema."""
+    """Return the columns of a file to read for a schema."""
     needed = [name for name in schema.names if name != "partition"]
     if "timestamp" in needed and "timestamp_type" not in needed:
         needed.append("timestamp_type")
@@ -301,7 +301,7 @@ def _needed(schema: pa.Schema, *, drops_null_values: bool) -> list[str]:
 
 
 def _shaped(rows: pa.Table, schema: pa.Schema, partition: int) -> Iterator[pa.RecordBatch]:
-    """Rows in the columns and types that Spark was told of."""
+    """Yield the rows in the columns and types that Spark expects."""
     if not rows.num_rows:
         return
     columns = [_column(rows, each, partition) for each in schema]
@@ -317,7 +317,7 @@ def _column(rows: pa.Table, wanted: pa.Field, partition: int) -> Any:
 
 
 def _joined(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Batches of some size: a filter may leave a few rows of each."""
+    """Join small batches: a filter may leave only a few rows of each."""
     waiting: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for each in batches:

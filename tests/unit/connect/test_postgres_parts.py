@@ -156,7 +156,7 @@ def test_messages() -> None:
         isinstance(relation, Relation) and relation.columns[0].is_key and relation.columns[0].type_oid == 23
     )
     assert pgoutput.parse(b"Yxxx") is None
-    with pytest.raises(CorruptError, match="pgoutput that can't be read"):
+    with pytest.raises(CorruptError, match="pgoutput message that can't be read"):
         pgoutput.parse(b"I" + head + b"N" + row[:-3] + b"x")
 
 

@@ -192,5 +192,5 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_as_of_an_offset_needs_one_partition(log: Log, topic: Topic) -> None:
-    with pytest.raises(InvalidError, match="2 partitions, and an offset is one of a partition"):
+    with pytest.raises(InvalidError, match="2 partitions, and an offset belongs to one partition"):
         read(log, as_of=3)

@@ -182,7 +182,7 @@ def test_a_topic_that_was_created_again_is_another_one(log: Log, topic: Topic) -
     at = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
     log.delete_topic("t")
     fill(log.create_topic("t"), 3, partition=0)
-    with pytest.raises(InvalidError, match="deleted and created again"):
+    with pytest.raises(InvalidError, match="deleted and recreated"):
         stream.latestOffset(at, ReadAllAvailable())
     skipping = stream_of(log, on_data_loss="skip")
     end = skipping.latestOffset(at, ReadAllAvailable())

@@ -1,8 +1,8 @@
-"""The `kafka` connector: topics of a Kafka cluster, and where its consumer groups stand.
+"""The `kafka` connector: mirrors topics of a Kafka cluster, and the offsets of its consumer groups.
 
 connector.py  records, partition by partition
-groups.py     the groups' offsets at the source, and what they are here
-offsets.py    what a group has committed, at the source or here
+groups.py     the groups' offsets at the source, translated to offsets here
+offsets.py    the committed offsets of a group, at the source or here
 """
 
 from __future__ import annotations

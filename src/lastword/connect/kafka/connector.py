@@ -2,8 +2,8 @@
 
 The position is the next offset of each partition. Nothing is committed to Kafka, and no group is joined. A record keeps
 its partition and, unless `offsets: new` says otherwise, its offset, with the gaps that compaction and transactions have
-left there. That takes topics here which are new, and which nobody else appends to. `offset_header` keeps the original
-offset beside the record in any case.
+left there. That requires topics here that are new, and that no other client appends to. `offset_header` keeps the
+original offset in a header in any case.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MAX_RECORDS: Final = 10_000
 IDLE_S: Final = 0.5
 TIMEOUT_S: Final = 15.0
 LOOK_S: Final = 30.0
-"""How often new partitions are looked for, and the lag is measured."""
+"""How often to look for new partitions and measure the lag."""
 DEFAULT_OFFSET_HEADER: Final = "lastword.offset"
-"""Without their offsets, records that groups stand at are found by it."""
+"""If records get new offsets, the offsets of groups are found by this header."""
 _NO_TIMESTAMP: Final = 0
 
 Offsets = dict[str, dict[str, int]]
-"""For each topic and partition the next offset. JSON has texts as keys only."""
+"""The next offset of each topic and partition. Keys in JSON are strings."""
 
 
 class KafkaConnector:
@@ -40,7 +40,7 @@ class KafkaConnector:
 
     def __init__(self, options: Options, context: Context) -> None:
         self._context = context
-        bootstrap = options.required("bootstrap", "the brokers of the cluster, HOST:PORT with commas between")
+        bootstrap = options.required("bootstrap", "the brokers of the cluster, HOST:PORT separated by commas")
         self._topics = options.texts("topics") or []
         self._start = options.choice("start", "earliest", ("earliest", "latest"))
         self._on_lost = options.choice("on_lost", "stop", ("stop", "skip"))
@@ -52,7 +52,7 @@ class KafkaConnector:
         options.finish()
         if not self._topics:
             raise InvalidConfigError(
-                f"{options.where}: {options.path}.topics is missing; it is the topics to mirror"
+                f"{options.where}: {options.path}.topics is missing; it names the topics to mirror"
             )
         self._pattern = context.topic or "{topic}"
         if len(self._topics) > 1 and "{topic}" not in self._pattern:
@@ -89,8 +89,8 @@ class KafkaConnector:
         }
         if position is not None and position.get("kept", False) is not self._keeps:
             raise InvalidError(
-                f"the source has given its records {'new offsets' if self._keeps else 'their own offsets'} so far; "
-                f"`offsets: {'new' if self._keeps else 'keep'}` goes on like that"
+                f"so far, the source has given its records {'new offsets' if self._keeps else 'their own offsets'}; "
+                f"`offsets: {'new' if self._keeps else 'keep'}` continues that way"
             )
         self._assign(offsets)
         looked_s = groups_s = monotonic_s()
@@ -124,7 +124,7 @@ class KafkaConnector:
             try:
                 self._consumer = Consumer(self._settings)
             except (KafkaException, ValueError, TypeError) as error:
-                raise InvalidError(f"Kafka's client refuses its settings: {error}") from error
+                raise InvalidError(f"The Kafka client refuses its settings: {error}") from error
         return self._consumer
 
     def _partitions(self, topic: str) -> list[int]:
@@ -133,11 +133,11 @@ class KafkaConnector:
         except KafkaException as error:
             raise UnavailableError(f"Kafka: {_text(error.args[0])}") from error
         if found.error is not None:
-            raise InvalidError(f"Kafka has no topic {topic!r} for us: {_text(found.error)}")
+            raise InvalidError(f"Kafka has no topic {topic!r} for this client: {_text(found.error)}")
         return sorted(found.partitions)
 
     def _assign(self, offsets: Offsets) -> None:
-        """Read every partition that there is, those that are new from their beginning."""
+        """Assign every existing partition to the consumer; new ones are read from their beginning."""
         assigned = []
         is_first = not offsets
         lag = 0
@@ -197,7 +197,7 @@ class KafkaConnector:
 
     def _failed(self, error: Any, message: Any, offsets: Offsets) -> None:
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-            # The end of a transaction, or what compaction has removed, may stand behind the last record.
+            # The end of a transaction, or offsets that compaction has removed, may follow the last record.
             known, place = offsets[message.topic()], str(message.partition())
             known[place] = max(known[place], message.offset())
             return
@@ -208,16 +208,21 @@ class KafkaConnector:
         low, high = self._ends(topic, partition)
         if wanted > high:
             raise InvalidError(
-                f"{topic} partition {partition} ends at {high} in Kafka, and {wanted} was next: the topic was created "
-                f"anew there. Mirror it into another topic with a new source, or `lastword connect reset` this one."
+                f"{topic} partition {partition} ends at {high} in Kafka, but {wanted} was next: the topic was "
+                f"recreated there. Mirror it into another topic with a new source, or `lastword connect reset` this one."
             )
         if self._on_lost == "stop":
             raise InvalidError(
-                f"Kafka has removed records of {topic} partition {partition} that were not mirrored: {wanted} is "
-                f"next, {low} is the first that is left. `on_lost: skip` goes on there."
+                f"Kafka has removed records of {topic} partition {partition} that were not mirrored: offset {wanted} "
+                f"is next, but {low} is the first that is left. `on_lost: skip` continues there."
             )
         logger.warning(
-            "source %s: %s/%d: %d to %d are lost", self._context.source, topic, partition, wanted, low
+            "source %s: %s/%d: offset %d is lost, continuing at %d",
+            self._context.source,
+            topic,
+            partition,
+            wanted,
+            low,
         )
         offsets[topic][str(partition)] = low
         self._opened().seek(TopicPartition(topic, partition, low))

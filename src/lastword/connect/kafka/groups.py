@@ -1,9 +1,9 @@
-"""Where the consumer groups of a Kafka cluster stand, and where that is in the topics here.
+"""The offsets of the consumer groups of a Kafka cluster, translated to offsets in the topics here.
 
-Where records keep their offsets, a committed offset is the same here. Else it is found by the header that keeps the
-original offset: behind the last record that comes before it. Either way it is never ahead of what the group has
-processed, and never behind the end of what has been mirrored: if the mirror has not come so far, the group stands at its
-end, and moves on with it.
+If records keep their offsets, a committed offset is the same here. Otherwise it is found by the header that keeps the
+original offset: it is the offset after the last record before it. Either way it is never ahead of the records that the
+group has processed, and never beyond the end of the mirror: if the mirror is not that far yet, the group is placed at
+its end, and moves on with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TopicPartitions = Mapping[str, Mapping[str, int]]
 
 
 class GroupMirror:
-    """Takes the offsets of some groups over, again and again."""
+    """Takes over the offsets of some groups, repeatedly."""
 
     def __init__(
         self,
@@ -36,20 +36,20 @@ class GroupMirror:
         target: Callable[[str], str],
         offset_header: str | None,
     ) -> None:
-        """With `offset_header` records have new offsets, and it has the original ones."""
+        """With an `offset_header`, records have new offsets, and the header has the original ones."""
         self._context = context
         self._settings = dict(settings)
         self._patterns = patterns
         self._target = target
         self._offset_header = offset_header
         self._admin: Any = None
-        # What was found before: a group that stands still is not searched for again.
+        # The results of earlier searches: a group that has not moved is not searched for again.
         self._found: dict[tuple[str, str, int], tuple[int, int]] = {}
 
     def run(self, mirrored: TopicPartitions) -> None:
-        """Take over what the groups have committed; `mirrored` is the next offset of each topic and partition.
+        """Take over the groups' committed offsets; `mirrored` is the next offset of each topic and partition.
 
-        What fails is in the status, and tried again the next time: records go on meanwhile.
+        A failure is reported in the status and retried the next time; records are mirrored meanwhile.
         """
         facts: dict[str, Any] = {}
         try:
@@ -93,7 +93,7 @@ class GroupMirror:
             try:
                 self._admin = AdminClient(self._settings)
             except (KafkaException, ValueError, TypeError) as error:
-                raise InvalidError(f"Kafka's client refuses its settings: {error}") from error
+                raise InvalidError(f"The Kafka client refuses its settings: {error}") from error
         return self._admin
 
     def _groups(self) -> list[str]:
@@ -103,9 +103,9 @@ class GroupMirror:
         try:
             listed = self._opened().list_consumer_groups(request_timeout=TIMEOUT_S).result(TIMEOUT_S)
         except (KafkaException, TimeoutError) as error:
-            raise UnavailableError(f"Kafka does not list its groups: {error}") from error
+            raise UnavailableError(f"Can't list the groups in Kafka: {error}") from error
         if listed.errors:
-            raise UnavailableError(f"Kafka does not list its groups: {listed.errors[0]}")
+            raise UnavailableError(f"Can't list the groups in Kafka: {listed.errors[0]}")
         names = [each.group_id for each in listed.valid]
         return sorted(
             {*wanted, *(name for name in names if any(fnmatchcase(name, each) for each in self._patterns))}

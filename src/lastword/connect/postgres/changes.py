@@ -1,7 +1,7 @@
-"""The changes of a stream as records, transaction by transaction, and the position after each.
+"""Turns the changes of a stream into records, transaction by transaction, with the position after each.
 
-What is in the log already is passed over: whole transactions by the place of their commit, the beginning of one that was
-cut short by the number of its changes, and what a snapshot has seen by the transaction's id.
+Changes that are in the log already are skipped: whole transactions by the place of their commit, the beginning of an
+interrupted one by the number of its changes, and changes that a snapshot has seen by the transaction's id.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from lastword.connect.protocol import Chunk, SourceRecord
 MAX_RECORDS: Final = 8_000
 MAX_BYTES: Final = 4 << 20
 FIRST_FILLS: Final = 64
-"""Records of a chunk that may wait for values which were not sent, before it is known how large those are; then so many
-that they have about FILL_BYTES together: more at a time are looked up faster."""
+"""How many records of a chunk may wait for values that were not sent, before the size of those is known. After that, as
+many as have about FILL_BYTES together: more at a time are looked up faster."""
 LEAST_FILLS: Final = 16
 FILL_BYTES: Final = 32 << 20
 
 
 class Tables(Protocol):
-    """What changes need to know of the source that they belong to."""
+    """The source that changes belong to, as they need it."""
 
     @property
     def envelope(self) -> Envelope | None: ...
@@ -46,11 +46,11 @@ class Tables(Protocol):
         ...
 
     def shape_of(self, relation: Relation) -> Shape | None:
-        """How rows of a relation become records; None if it is none of the source's tables."""
+        """Return the shape of a relation's rows as records; None if it is not one of the source's tables."""
         ...
 
     def pass_over(self, relation: int) -> None:
-        """Hear of a change of a relation that is none of the source's tables."""
+        """Handle a change of a relation that is not one of the source's tables."""
         ...
 
     def complete(self, records: list[SourceRecord], incomplete: dict[int, Incomplete]) -> None: ...
@@ -73,7 +73,7 @@ class Changes:
         self._begin: Begin | None = None
         self._index = 0
         self._skipped = 0
-        """Changes of this transaction that are in the log already."""
+        """The number of changes of this transaction that are in the log already."""
 
     @property
     def in_transaction(self) -> bool:
@@ -126,7 +126,7 @@ class Changes:
                 self._shapes[message.oid] = self._tables.shape_of(message)
 
     def truncate(self, message: Truncate, wanted: bool) -> Iterator[Chunk]:
-        """A tombstone for each key that is left. Cut short by a crash it is done again, for those that are left then."""
+        """Yield a tombstone for each key that is left. After a crash this is repeated, for those that are left then."""
         if self._index + 1 <= self._skipped:
             self._index += 1
             return
@@ -208,7 +208,7 @@ class Changes:
         self._put(SourceRecord(shape.topic, key, value, begin.time_ms))
 
     def _moved(self, shape: Shape, old: Sequence[Value], new: Sequence[Value]) -> None:
-        """An update that changes the key ends the old one."""
+        """End the old key if an update changes it."""
         if shape.key(old) != shape.key(new):
             self._gone(shape, old, None)
 
@@ -241,7 +241,7 @@ class Changes:
         return self._filter.has_seen(self._begin.xid, shape.table, key(), shape.key_is_integer)
 
     def _has_read(self, shape: Shape, key: bytes) -> bool:
-        """The same for a key that is known as JSON only; one that is none of the table's was not read."""
+        """Return the same for a key that is known only as JSON; one that is not of the table was not read."""
         texts = shape.key_texts(key) if self._filter is not None else None
         return texts is not None and self._has_seen(shape, lambda: order_key(texts, shape.key_is_integer))
 

@@ -19,7 +19,7 @@ _NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PgConfig:
-    """What the file says of one source."""
+    """The settings of one source in the file."""
 
     source: str
     dsn: str
@@ -35,13 +35,13 @@ class PgConfig:
     truncates: bool
     lag_warn_bytes: int
     pattern: str
-    """Of the names of topics."""
+    """The pattern of the topic names."""
 
     @classmethod
     def parse(cls, options: Options, context: Context) -> Self:
         dsn = options.required("dsn", "the database, as a libpq connection string", secret=True)
         if not is_dsn(dsn):
-            # It is not shown, and neither is what libpq says of it: there may be a password in it.
+            # Neither the string nor libpq's error is shown: they may contain a password.
             raise options.invalid(
                 "dsn", "is not a libpq connection string, such as `host=db dbname=shop user=lastword`"
             )
@@ -58,9 +58,11 @@ class PgConfig:
         lag_warn_bytes = options.number("slot_lag_warn_bytes", 1 << 30, low=1)
         options.finish()
         if not _SLOT_NAME.fullmatch(slot):
-            raise options.invalid("slot", f"is {slot!r}; allowed: 1 to 63 of the characters a-z, 0-9 and '_'")
+            raise options.invalid("slot", f"is {slot!r}; allowed: 1 to 63 characters from a-z, 0-9 and '_'")
         if key and len(tables) > 1:
-            raise options.invalid("primary_key", "goes with one table only; each of several has its own")
+            raise options.invalid(
+                "primary_key", "can be given for one table only; each of several has its own"
+            )
         return cls(
             source=context.source,
             dsn=dsn,
@@ -88,12 +90,12 @@ def _tables(options: Options) -> list[str]:
     one, several = options.text("table"), options.texts("tables")
     if (one is None) == (several is None):
         what = "both are given" if one is not None else "neither is given"
-        raise InvalidConfigError(f"{options.where}: {options.path}: give table or tables; {what}")
+        raise InvalidConfigError(f"{options.where}: {options.path}: give either table or tables; {what}")
     return _names(several) or [one or ""]
 
 
 def _names(given: Sequence[str] | None) -> list[str]:
-    """Names, also as one text with commas; not within double quotes."""
+    """Return the names, split at commas that are not within double quotes."""
     if given is None:
         return []
     return [each.strip() for text in given for each in re.split(r',(?=(?:[^"]*"[^"]*")*[^"]*$)', text)]
@@ -105,12 +107,12 @@ def _pattern(options: Options, context: Context, tables: int) -> str:
     for found in _PLACEHOLDER.findall(context.topic):
         if found not in ("schema", "table"):
             raise InvalidConfigError(
-                f"{options.where}: sources.{context.source}.topic is {context.topic!r}; {{schema}} and {{table}} are "
-                f"what can stand in braces"
+                f"{options.where}: sources.{context.source}.topic is {context.topic!r}; allowed in braces: {{schema}} "
+                f"and {{table}}"
             )
     if tables > 1 and "{table}" not in context.topic:
         raise InvalidConfigError(
-            f"{options.where}: sources.{context.source}.topic is {context.topic!r}; with several tables each has a "
-            f"topic of its own: put {{table}} into the name, such as db.{{table}}"
+            f"{options.where}: sources.{context.source}.topic is {context.topic!r}; with several tables each needs its "
+            f"own topic: put {{table}} into the name, such as db.{{table}}"
         )
     return context.topic

@@ -1,16 +1,17 @@
-"""`postgres-cdc` as a whole: what must be there is made or asked for, rows are read, then changes are followed.
+"""`postgres-cdc` as a whole: checks its prerequisites, reads rows, then follows changes.
 
-By its steps:
-1. the tables, the publication and the slot are looked up, and made where `create` allows it;
-2. the position is kept for the first time: from now on the slot holds every change until it is in the log;
-3. tables that have not been read yet are read, from one snapshot, in the order of their keys;
-4. after a reset, rows that the topics have and the tables have not get their tombstones;
-5. the slot's stream is followed from its last position on;
-6. when the partitions of a table have changed the stream is left, and they are looked into (partitions.py).
+The steps:
+1. look up the tables, the publication and the slot; create the latter two where `create` allows it;
+2. save the first position: from now on the slot holds every change until it is in the log;
+3. read the tables that have not been read yet, from one snapshot, in the order of their keys;
+4. after a reset, append tombstones for rows that the topics have and the tables don't;
+5. follow the slot's stream from its last position on;
+6. when the partitions of a table have changed, leave the stream and handle them (partitions.py).
 
-Killed in 1 or 2: a slot may be there without a position. It is taken as it is, because what a snapshot has seen is left
-out of the stream anyway (position.py). Killed in 3: the reading goes on after the last key that is in the log, from a new
-snapshot. Killed in 4 or 6: it is done again. Killed in 5: PostgreSQL sends again what was not confirmed, and what is in the log is passed over.
+Killed in 1 or 2: a slot may exist without a position. It is used as it is, because changes that a snapshot has seen are
+left out of the stream anyway (position.py). Killed in 3: reading resumes after the last key in the log, from a new
+snapshot. Killed in 4 or 6: the step is repeated. Killed in 5: PostgreSQL sends unconfirmed changes again, and those that
+are in the log are skipped.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ logger = logging.getLogger(__name__)
 
 IDLE_S: Final = 0.5
 LINGER_S: Final = 0.05
-"""How long the rest of a transaction is waited for before what has come of it is appended."""
+"""How long to wait for the rest of a transaction before its changes so far are appended."""
 MONITOR_S: Final = 10.0
 MAX_PASSED: Final = 20_000
-"""Messages after which a word is given, although there was nothing in them."""
+"""After this many messages an empty chunk is yielded, if there was nothing in them."""
 
 
 class PostgresConnector:
@@ -112,10 +113,10 @@ class PostgresConnector:
     # ------------------------------------------------------------------------------------------- preparation
 
     def _outwait_transactions(self, at: PgPosition) -> Iterator[Chunk]:
-        """Let every transaction end that is open now, before a table is read that was published just now.
+        """Wait for all transactions that are open now to end, before a table that was just published is read.
 
-        What such a one did to the table before is in no snapshot yet, and not in the stream either: PostgreSQL sends
-        what was published when it was done. Creating a slot waits for them by itself.
+        Earlier changes of such a transaction to the table are in no snapshot yet, and not in the stream either:
+        PostgreSQL sends a change only if the table was published when it was made. Creating a slot waits by itself.
         """
         last = self._database.next_transaction()
         while self._database.oldest_transaction() < last:
@@ -150,7 +151,7 @@ class PostgresConnector:
                     progress.partitions = marks_of(reader.rows, table)
             after = {table.quoted: at.tables[table.quoted].after for table in waiting}
             epoch = Epoch(reader.snapshot, parse_lsn(reader.until_lsn), after)
-            # One that began at the same keys has read nothing.
+            # An epoch that began at the same keys has read nothing.
             if waiting:
                 at.epochs = [*(each for each in at.epochs if dict(each.after) != after), epoch]
             time_ms = self._context.clock.now_ms()
@@ -179,7 +180,7 @@ class PostgresConnector:
             reader.close()
 
     def _sweep(self, reader: SnapshotReader, table: Table, at: PgPosition) -> Iterator[Chunk]:
-        """Tombstones for the rows that the topic has and the table has not."""
+        """Yield tombstones for the rows that the topic has and the table does not."""
         self._monitor("sweep", at, now=True)
         shape = self._shape(table, table.columns, table.key)
         gone = 0
@@ -196,13 +197,13 @@ class PostgresConnector:
         )
 
     def _look_into_partitions(self, tables: Sequence[Table], at: PgPosition) -> Iterator[Chunk]:
-        """Follow partitions that were attached, detached, dropped or truncated; the stream is behind that."""
+        """Handle partitions that were attached, detached, dropped or truncated; the stream is past that."""
         for table in tables:
             reader = SnapshotReader(self._database, [table])
             try:
                 marks = marks_of(reader.rows, table)
                 if not self._watch.has_seen(table, marks):
-                    # The stream may have changes of one that is gone since: that is another thing to wait for.
+                    # The stream may have changes of a partition that is gone since: that needs another wait.
                     continue
                 progress = at.tables[table.quoted]
                 found = difference(progress.partitions, marks)
@@ -231,9 +232,9 @@ class PostgresConnector:
     # ----------------------------------------------------------------------------------------------- changes
 
     def _follow(self, at: PgPosition) -> Generator[Chunk, None, list[Table]]:
-        """Follow the stream until it is behind a change of partitions; the tables whose they are.
+        """Follow the stream until it is past a change of partitions; return the tables that they belong to.
 
-        What they need takes its time, in which PostgreSQL would hear nothing and end the stream.
+        Handling them takes time, during which PostgreSQL would hear nothing and end the stream.
         """
         yield from self._outwait_slot(at)
         stream = self._stream = ReplicationStream(
@@ -246,7 +247,7 @@ class PostgresConnector:
             self._stream = None
 
     def _outwait_slot(self, at: PgPosition) -> Iterator[Chunk]:
-        """Let PostgreSQL notice that the stream was closed. Somebody else's use of the slot is told by the stream."""
+        """Let PostgreSQL notice that the stream was closed. The stream reports another client's use of the slot."""
         until_s = monotonic_s() + IDLE_S
         while self._followed and monotonic_s() < until_s:
             slot = self._database.slot(self._config.slot)
@@ -271,7 +272,7 @@ class PostgresConnector:
                         yield changes.take()
                         continue
                     if not changes.in_transaction:
-                        # Nothing of ours is between: PostgreSQL may let go of the WAL of others.
+                        # Nothing of ours is in between: PostgreSQL may release the WAL of other changes.
                         at.lsn = max(at.lsn, stream.sent_lsn)
                     yield Chunk((), at.to_json())
                     self._monitor("stream", at)
@@ -292,21 +293,21 @@ class PostgresConnector:
                 self._monitor("stream", at)
                 yield changes.take()
             elif passed % MAX_PASSED == 0 and changes.is_empty:
-                # Changes that are in the log already, or are of no interest.
+                # The changes are in the log already, or of no interest.
                 yield Chunk((), at.to_json())
 
     def shape_of(self, relation: Relation) -> Shape | None:
-        """How rows of a relation become records; None if it is none of this source's tables."""
+        """Return the shape of a relation's rows as records; None if it is not one of this source's tables."""
         table = self._tables.get(relation.oid)
         if table is None:
             if any(
                 (each.schema, each.name) == (relation.schema, relation.name) for each in self._tables.values()
             ):
-                # Of one that came before ours, or that has taken its place.
+                # A table that came before ours, or that has taken its place.
                 self._preparation.check_tables(self._tables.values())
             return None
         if table.is_partitioned:
-            # It is described anew when its partitions change, and at other times.
+            # The stream describes it again when its partitions change, and at other times.
             self._next_look_s = 0.0
         columns = [(each.name, each.type_oid) for each in relation.columns]
         if self._config.key:
@@ -320,18 +321,18 @@ class PostgresConnector:
             key = [each.name for each in relation.columns if each.is_key]
         if not key:
             raise InvalidError(
-                f"{table.quoted} was changed while it had no key, so it can't be told which rows. Give it one again. "
+                f"{table.quoted} was changed while it had no key, so the changed rows are unknown. Give it a key. "
                 f"{self._preparation.with_a_new_slot()}"
             )
         return self._shape(table, columns, key)
 
     def pass_over(self, relation: int) -> None:
-        """InvalidError if a change is of a partition as a table of its own; other tables are no matter."""
+        """Raise InvalidError if a change is of a partition as a separate table; other tables don't matter."""
         if not self._watch.is_partition(relation):
             return
         self._preparation.check_tables(self._tables.values())
         raise InvalidError(
-            f"Changes of a partition (oid {relation}) came as those of a table of its own: the publication "
+            f"Changes of a partition (oid {relation}) came as those of a separate table: the publication "
             f"{self._config.publication!r} was without publish_via_partition_root for a while. "
             f"{self._preparation.with_a_new_slot()}"
         )
@@ -352,7 +353,7 @@ class PostgresConnector:
         return self._config.fills
 
     def _fetch(self, shape: Shape, values: Sequence[Value], names: Sequence[str]) -> dict[str, bytes]:
-        """The values of columns as the database has them now."""
+        """Return the values of columns as the database has them now."""
         database = self._database
 
         def quoted(name: str) -> str:
@@ -367,7 +368,7 @@ class PostgresConnector:
                 shape.order_key_texts(values),
             )
         except InvalidError:
-            # The table has other columns by now; what it had is not to be known any more.
+            # The table has other columns by now; the values that it had can't be found any more.
             row = None
         if row is None:
             return {}
@@ -381,7 +382,7 @@ class PostgresConnector:
     # ------------------------------------------------------------------------------------------------ status
 
     def _monitor(self, phase: str, at: PgPosition, *, now: bool = False) -> None:
-        """Say how far it is, and how much WAL PostgreSQL keeps for it; warn before a disk fills."""
+        """Report the progress, and the WAL that PostgreSQL keeps for the source; warn before a disk fills."""
         if not now and monotonic_s() < self._next_look_s:
             return
         self._next_look_s = monotonic_s() + MONITOR_S
@@ -409,7 +410,7 @@ class PostgresConnector:
         self._context.report(facts)
 
     def look(self) -> None:
-        """The slot keeps WAL also while nobody reads it."""
+        """Report the WAL of the slot, which PostgreSQL keeps even while nothing reads it."""
         slot = self._database.slot(self._config.slot)
         if slot is not None:
             self._context.report(self._slot_facts(slot))

@@ -1,6 +1,6 @@
-"""What is asked of the database besides rows: its tables and their keys, types, the publication and the slot.
+"""The queries other than those for rows: tables and their keys, types, the publication and the slot.
 
-The one place, with stream.py, that talks to psycopg2; its errors become ours here.
+Besides snapshot.py and stream.py the only module that uses psycopg2; its errors become ours here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from lastword.errors import InvalidError, LastwordError, UnavailableError
 
 CONNECT_TIMEOUT_S: Final = 10
 CREATE_SLOT_S: Final = 0.5
-"""After so long without a slot it is said what is waited for."""
+"""After this long without a slot, the status reports the wait for open transactions."""
 KEEPALIVES: Final = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
     "tcp_user_timeout": "60000",
 }
-"""A server that is gone without a word is noticed within a minute, not after hours."""
+"""With these, a server that vanishes silently is noticed within a minute, not after hours."""
 
 _TABLE_QUERY: Final = """
     SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, c.reltuples::bigint,
@@ -79,15 +79,15 @@ class Table:
     name: str
     identity: str
     quoted: str
-    """Its name in SQL; what positions know it by."""
+    """Its name in SQL, by which positions know it."""
     key: tuple[str, ...]
     columns: tuple[tuple[str, int], ...]
-    """Names and types, those that are published."""
+    """The names and types of the published columns."""
     estimated_rows: int
     is_partitioned: bool
     row_filter: str | None = None
     membership: str = ""
-    """Of the table in the publication: another one if it was taken out and put in again."""
+    """The id of the table's membership in the publication: it changes if the table is removed and added again."""
 
     def type_of(self, column: str) -> int:
         return dict(self.columns)[column]
@@ -105,7 +105,7 @@ class Slot:
 
 
 class Database:
-    """A plain connection, made when it is first needed."""
+    """A plain connection, opened when it is first needed."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
@@ -155,7 +155,7 @@ class Database:
             )
 
     def table(self, name: str, *, key: Sequence[str] | None = None) -> Table:
-        """A table by its name as SQL has it. InvalidError if it has no key, or its changes would not name the row."""
+        """Return a table by its SQL name. Raise InvalidError if it has no key, or its changes don't name the row."""
         found = self._found_table(name)
         oid, schema, relname, kind, identity, estimate, quoted, persistence = found
         if kind not in ("r", "p"):
@@ -193,12 +193,12 @@ class Database:
             )
         if key and identity != "f" and set(chosen) != set(own):
             raise InvalidError(
-                f"primary_key is {', '.join(chosen)}, and the key of {quoted} is {', '.join(own) or 'none'}: its "
+                f"primary_key is {', '.join(chosen)}, but the key of {quoted} is {', '.join(own) or 'none'}: its "
                 f"deletes would not carry that key. Leave primary_key out, or set REPLICA IDENTITY FULL."
             )
         if nullable := [each for each, _, not_null in described if each in chosen and not not_null]:
             raise InvalidError(
-                f"The key column {nullable[0]!r} of {quoted} may be null; a key is unique and has no nulls. "
+                f"The key column {nullable[0]!r} of {quoted} may be null; a key must be unique and without nulls. "
                 f"ALTER TABLE {quoted} ALTER {nullable[0]} SET NOT NULL."
             )
         return Table(
@@ -214,12 +214,12 @@ class Database:
         )
 
     def oid_of(self, quoted: str) -> int | None:
-        """Which table has a name now."""
+        """Return the oid of the table that has a name now; None if there is none."""
         found = self.one("SELECT to_regclass(%s)::oid::bigint", [quoted])
         return None if found is None or found[0] is None else int(found[0])
 
     def published(self, table: Table, publication: str) -> Table | None:
-        """The table with what the publication says of its columns and rows; None if it is not in it."""
+        """Return the table with its published columns and row filter; None if it is not in the publication."""
         found = self.one(
             "SELECT to_jsonb(t), coalesce(r.oid, p.oid)::bigint FROM pg_publication_tables t "
             "JOIN pg_publication p USING (pubname) "
@@ -237,7 +237,7 @@ class Database:
         return self.one("SELECT 1 FROM pg_publication WHERE pubname = %s", [name]) is not None
 
     def check_publication(self, name: str, *, truncates: bool) -> None:
-        """InvalidError if some changes are not in it."""
+        """Raise InvalidError if a publication leaves out some changes."""
         found = self.one(
             "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s",
             [name],
@@ -256,7 +256,7 @@ class Database:
             )
 
     def check_partitions(self, table: Table, name: str) -> None:
-        """InvalidError if a table that is not in a publication is partitioned, and so could only be there in parts."""
+        """Raise InvalidError if an unpublished table is partitioned, and could only be published in parts."""
         found = self.one(
             "SELECT 1 FROM pg_publication p, pg_class c "
             "WHERE p.pubname = %s AND NOT p.pubviaroot AND c.oid = %s AND c.relkind = 'p'",
@@ -264,18 +264,18 @@ class Database:
         )
         if found is not None:
             raise InvalidError(
-                f"{table.quoted} is partitioned, and the publication {name!r} publishes partitions as tables of their "
-                f"own. ALTER PUBLICATION {self.quote(name)} SET (publish_via_partition_root = true) changes that."
+                f"{table.quoted} is partitioned, and the publication {name!r} publishes partitions as separate tables. "
+                f"ALTER PUBLICATION {self.quote(name)} SET (publish_via_partition_root = true) changes that."
             )
 
     def check_reaches(self, lsn: int) -> None:
-        """InvalidError if the database has not come as far as a position in its WAL: it is another one, or an older."""
+        """Raise InvalidError if the WAL does not reach a position: this is another database, or an older state of it."""
         found = self.one("SELECT pg_current_wal_insert_lsn()::text")
         assert found is not None
         if parse_lsn(found[0]) < lsn:
             raise InvalidError(
                 f"PostgreSQL ({where(self.dsn)}) is at {found[0]} of its WAL, before the position of the source: it was "
-                f"restored from a backup, or is another database. `lastword connect reset` lets the source begin again."
+                f"restored from a backup, or is another database. `lastword connect reset` lets the source start over."
             )
 
     def create_publication(self, name: str, tables: Sequence[Table]) -> None:
@@ -304,7 +304,7 @@ class Database:
         )
 
     def create_slot(self, name: str, wait: Callable[[float], bool]) -> bool:
-        """Create a slot. PostgreSQL waits for all transactions that are open; False if `wait` says to give it up."""
+        """Create a slot. PostgreSQL waits for all open transactions; return False if `wait` says to give up."""
         failed: list[Exception] = []
 
         def create() -> None:
@@ -329,19 +329,19 @@ class Database:
         return True
 
     def next_transaction(self) -> int:
-        """The lowest number that no transaction has yet."""
+        """Return the lowest number that no transaction has yet."""
         found = self.one("SELECT pg_snapshot_xmax(pg_current_snapshot())::text")
         assert found is not None
         return int(found[0])
 
     def oldest_transaction(self) -> int:
-        """The lowest number of a transaction that is open; without one, of the next."""
+        """Return the lowest number of an open transaction; without one, that of the next."""
         found = self.one("SELECT pg_snapshot_xmin(pg_current_snapshot())::text")
         assert found is not None
         return int(found[0])
 
     def type(self, oid: int) -> Type:
-        """A type; one that is gone is a text."""
+        """Return a type; one that is gone is treated as text."""
         if oid not in self._types:
             found = self.one(_TYPE_QUERY, [oid])
             self._types[oid] = Type(oid) if found is None else Type(oid, found[0], found[1], found[2])
@@ -356,16 +356,16 @@ class Database:
             self._check_schema_of(name)
             raise InvalidError(
                 f"there is no table {name} in the database (as in SQL, a name with capitals or special characters "
-                f'stands in double quotes: "Users")'
+                f'needs double quotes: "Users")'
             )
         return found
 
     def _check_schema_of(self, name: str) -> None:
-        """InvalidError if there is a table of a name, in a schema that the role may not use."""
+        """Raise InvalidError if a table of this name is in a schema that the role may not use."""
         try:
             found = self.one(_HIDDEN_QUERY, [name])
         except InvalidError:
-            # It is no name at all.
+            # It is not a valid name.
             return
         if found is not None:
             schema, table, role = found
@@ -375,7 +375,7 @@ class Database:
 
 
 def ordered_natively(type_oid: int) -> bool:
-    """Whether PostgreSQL's own order of a key is the one that position.py compares by."""
+    """Return whether PostgreSQL's own order of a key is the one that position.py compares by."""
     return type_oid in INTEGERS or type_oid == UUID
 
 
@@ -384,7 +384,7 @@ def is_integer(type_oid: int) -> bool:
 
 
 def connect(dsn: str, **more: Any) -> Any:
-    """A connection whose texts are those that values.py understands."""
+    """Open a connection that returns values as the texts that values.py understands."""
     with errors_of(dsn):
         options = " ".join(f"-c {name}={value}" for name, value in SESSION.items())
         given = psycopg2.extensions.parse_dsn(dsn)
@@ -405,7 +405,7 @@ def connect(dsn: str, **more: Any) -> Any:
 
 @contextmanager
 def errors_of(dsn: str) -> Iterator[None]:
-    """Map what psycopg2 raises: a mistake of the user's, or something that may pass."""
+    """Map psycopg2's errors: to InvalidError for a user's mistake, to UnavailableError for one that may pass."""
     try:
         yield
     except LastwordError:
@@ -425,7 +425,7 @@ def is_dsn(text: str) -> bool:
 
 
 def where(dsn: str) -> str:
-    """Which database a connection string names, without secrets."""
+    """Return the database that a connection string names, without secrets."""
     given = psycopg2.extensions.parse_dsn(dsn)
     return (
         " ".join(f"{key}={given[key]}" for key in ("host", "port", "dbname", "user") if key in given)

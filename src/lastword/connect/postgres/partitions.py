@@ -1,19 +1,19 @@
-"""Notices that the partitions of a table are others than they were: PostgreSQL's stream says nothing of it.
+"""Notices changes to the partitions of a table: PostgreSQL's stream does not report them.
 
-A partition that is attached brings rows, one that is detached, dropped or truncated takes rows along, and no change
-tells of them. So the catalog is looked at: when a source starts, when the stream describes the table anew, and every few
-seconds. The position keeps a *mark* of each partition: the transaction that attached it, and the file that has its rows,
-which a TRUNCATE replaces (so does VACUUM FULL, and then nothing is found to be gone).
+An attached partition brings rows. A detached, dropped or truncated one takes rows with it. No change in the stream says
+so. So the source queries the catalog: when it starts, when the stream describes the table again, and every few seconds.
+The position keeps a *mark* of each partition: the transaction that attached it, and the file of its rows, which a
+TRUNCATE replaces (so does VACUUM FULL, and then nothing is found to be gone).
 
-What has changed is looked into by these steps:
-1. the marks are not those of the position: the place in the WAL is noted, which is behind the change;
-2. the stream is followed up to there, so that it has no change of a partition that is gone left;
-3. the rows of new partitions are read, from one snapshot, and if others are gone or truncated the topic's keys are
-   looked up in the table (sweep.py);
-4. the marks of that snapshot become part of the position.
+A change is handled in these steps:
+1. the marks differ from those of the position: note a place in the WAL that is after the change;
+2. follow the stream up to there, so that it has no changes left of a partition that is gone;
+3. read the rows of new partitions, from one snapshot; if others are gone or truncated, look up the topic's keys in the
+   table (sweep.py);
+4. put the marks of that snapshot into the position.
 
-Killed at any of these: the marks of the position are the old ones, and all of it is done again. Changes between the place
-in the stream and the snapshot come after the rows that were read: for a moment such a row is older than it was before.
+Killed in any of these: the position has the old marks, and all steps are repeated. Changes between the place in the
+stream and the snapshot come after the rows that were read: for a moment such a row is older than it was before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lastword.connect.postgres.position import PgPosition
 from lastword.errors import InvalidError
 
 Rows = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
-"""Asks a query of a database."""
+"""Runs a query on a database."""
 
 _LEAVES_QUERY: Final = """
     WITH RECURSIVE tree AS (
@@ -50,16 +50,16 @@ _LEAVES_QUERY: Final = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What has happened to the partitions of a table since their marks were noted."""
+    """The changes to the partitions of a table since their marks were noted."""
 
     new: tuple[int, ...]
-    """Those that have been attached, by their oids."""
+    """The oids of those that have been attached."""
     some_are_gone: bool
-    """Or have been truncated: rows may be gone with them."""
+    """Whether some are gone or truncated: rows may be gone with them."""
 
 
 def marks_of(rows: Rows, table: Table) -> dict[str, str]:
-    """The marks of a table's partitions, by their oids. InvalidError if the changes of one can't be followed."""
+    """Return the marks of a table's partitions, by oid. Raise InvalidError if the changes of one can't be followed."""
     marks: dict[str, str] = {}
     if not table.is_partitioned:
         return marks
@@ -76,9 +76,9 @@ def marks_of(rows: Rows, table: Table) -> dict[str, str]:
                 + " changes that."
             )
         if identity is not None and not set(table.key) <= set(identity):
-            # One without any is no matter: PostgreSQL refuses to update or delete its rows.
+            # One without an identity does not matter: PostgreSQL refuses to update or delete its rows.
             raise InvalidError(
-                f"The changes of {name}, a partition of {table.quoted}, name rows by {', '.join(identity)}, and the key is "
+                f"The changes of {name}, a partition of {table.quoted}, name rows by {', '.join(identity)}, but the key is "
                 f"{', '.join(table.key)}. ALTER TABLE {name} REPLICA IDENTITY FULL changes that."
             )
         marks[str(oid)] = f"{attached}/{file}"
@@ -86,7 +86,7 @@ def marks_of(rows: Rows, table: Table) -> dict[str, str]:
 
 
 def difference(noted: Mapping[str, str] | None, now: Mapping[str, str]) -> Difference:
-    """Without noted marks nobody knows: rows that are there have been read or come, others may be gone."""
+    """Compare marks. Without noted ones, existing rows have been read or will come, and others may be gone."""
     if noted is None:
         return Difference(new=(), some_are_gone=True)
     return Difference(
@@ -100,7 +100,7 @@ def difference(noted: Mapping[str, str] | None, now: Mapping[str, str]) -> Diffe
 
 
 class PartitionWatch:
-    """Looks at the partitions of tables, and says from which place in the stream on a change can be looked into."""
+    """Watches the partitions of tables, and says from which place in the stream on a change can be handled."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self._tables = [each for each in tables if each.is_partitioned]
@@ -117,27 +117,27 @@ class PartitionWatch:
                 self._due.pop(table.oid, None)
             elif now != self._seen.get(table.oid):
                 self._seen[table.oid] = now
-                # Asked after the look: what was seen is before it.
+                # Queried after the marks: the changes seen are before it.
                 self._due[table.oid] = _wal_end(rows)
 
     def passed(self, lsn: int) -> list[Table]:
-        """The tables whose partitions have changed before a place that the stream has come to."""
+        """Return the tables whose partitions have changed before a place that the stream has reached."""
         return [each for each in self._tables if self._due.get(each.oid, lsn + 1) <= lsn] if self._due else []
 
     def is_partition(self, oid: int) -> bool:
-        """Whether it was a partition of one of the tables at the last look."""
+        """Return whether it was a partition of one of the tables at the last look."""
         return any(str(oid) in each for each in self._oids.values())
 
     def has_seen(self, table: Table, marks: Mapping[str, str]) -> bool:
-        """Whether nothing has happened since the last look."""
+        """Return whether nothing has changed since the last look."""
         return self._seen.get(table.oid) == marks
 
 
 def _wal_end(rows: Rows) -> int:
-    """Where the WAL ends, and make sure that the stream gets there soon.
+    """Return the end of the WAL, and make sure that the stream gets there soon.
 
-    The end may be of records that nobody waits for, and that are flushed much later on a quiet server. A transaction with
-    a number of its own ends with a record behind them, and PostgreSQL flushes those within a second.
+    The end may belong to records that nothing waits for, and that a quiet server flushes much later. A transaction with
+    its own number ends with a record after them, and PostgreSQL flushes those within a second.
     """
     end = rows("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint", ())
     rows("SELECT pg_current_xact_id()::text", ())

@@ -20,7 +20,7 @@ PG_EPOCH_MS: Final = 946_684_800_000
 
 
 class Unchanged:
-    """The value of a column that was not sent because it is stored apart (TOAST) and did not change."""
+    """The value of a column that was not sent because it is stored out of line (TOAST) and did not change."""
 
 
 UNCHANGED: Final = Unchanged()
@@ -51,7 +51,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table as it was at this point of the stream."""
+    """A table as it was at this point in the stream."""
 
     oid: int
     schema: str
@@ -89,12 +89,12 @@ Message = Begin | Commit | Relation | Insert | Update | Delete | Truncate
 
 
 def parse(data: bytes) -> Message | None:
-    """A message; None for those that say nothing about rows (types, origins, logical messages)."""
+    """Parse a message; return None for those that say nothing about rows (types, origins, logical messages)."""
     try:
         return _parse(data)
     except (IndexError, ValueError, StructError) as error:
         raise CorruptError(
-            f"PostgreSQL sent a message of pgoutput that can't be read ({data[:1]!r}, {len(data)} bytes): {error}",
+            f"PostgreSQL sent a pgoutput message that can't be read ({data[:1]!r}, {len(data)} bytes): {error}",
             path="pgoutput",
         ) from error
 
@@ -151,9 +151,9 @@ def _values(data: bytes, at: int) -> tuple[Values, int]:
             append(UNCHANGED)
             at += 1
         else:
-            raise ValueError(f"a column of kind {chr(kind)!r}")
+            raise ValueError(f"it has a column of kind {chr(kind)!r}")
     if at > len(data):
-        raise ValueError("it is cut")
+        raise ValueError("it is truncated")
     return values, at
 
 

@@ -1,12 +1,12 @@
-"""Where a source stands: which rows were read from which snapshot, and the place in the stream of changes.
+"""The position of a source: which rows were read from which snapshot, and the place in the stream of changes.
 
-Rows are read from plain snapshots of the database, taken after the slot was created. Each time the reading begins, at
-first or again after a crash, is an *epoch*: it has a snapshot of its own, and for each table the key after which it
-went on. A change in the stream is left out if the snapshot that the row was read from has seen its transaction already.
-That makes the change to the stream exact, and lets a snapshot go on where it was, without reading anything again:
-each key has been read in exactly one epoch, the last one that began before it.
+Rows are read from plain snapshots of the database, taken after the slot was created. Each start of reading, the first
+or one after a crash, begins an *epoch*: it has its own snapshot, and for each table the key after which it continued. A
+change in the stream is left out if the snapshot that the row was read from has seen its transaction already. That makes
+the switch to the stream exact, and lets an interrupted snapshot resume without reading anything again: each key has
+been read in exactly one epoch, the last one that began before it.
 
-Keys are compared here as PostgreSQL has ordered them: integers as numbers, everything else by the bytes of its text.
+Keys are compared here in PostgreSQL's order: integers as numbers, everything else by the bytes of its text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def lsn_text(lsn: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Which transactions a snapshot has seen, as pg_current_snapshot() tells it."""
+    """The transactions that a snapshot has seen, as given by pg_current_snapshot()."""
 
     xmin: int
     xmax: int
@@ -41,7 +41,7 @@ class Snapshot:
         return cls(int(xmin), int(xmax), frozenset(int(each) for each in running.split(",") if each))
 
     def has_seen(self, xid: int) -> bool:
-        """Whether it sees what a committed transaction did. `xid` has 32 bits, those of the snapshot 64."""
+        """Return whether it sees a committed transaction. `xid` has 32 bits, those of the snapshot 64."""
         full = xid + (self.xmax & ~0xFFFFFFFF)
         if full - self.xmax >= 1 << 31:
             full -= 1 << 32
@@ -56,24 +56,24 @@ class Epoch:
 
     snapshot: str
     until_lsn: int
-    """Transactions that commit from here on are in no way part of the snapshot."""
+    """No transaction that commits from here on is part of the snapshot."""
     after: Mapping[str, list[str] | None]
-    """For each table that it has read of: after which key. None is the whole table."""
+    """For each table that it read, the key after which it began. None is the whole table."""
 
 
 @dataclass(slots=True)
 class TableProgress:
     oid: int = 0
-    """Which table it was: one that is dropped and created again is another one."""
+    """The identity of the table: one that is dropped and recreated is another one."""
     rows: int = 0
     after: list[str] | None = None
     done: bool = False
     sweep: bool = False
-    """The topic may have rows that the table has not, and is to be looked through for them."""
+    """Whether the topic may have rows that the table does not, and must be searched for them."""
     partitions: dict[str, str] | None = None
-    """What is known of its partitions, see partitions.py."""
+    """The marks of its partitions, see partitions.py."""
     membership: str = ""
-    """Of the table in the publication, see database.Table."""
+    """The table's membership in the publication, see database.Table."""
 
     def to_json(self) -> dict[str, Any]:
         saved: dict[str, Any] = {"oid": self.oid, "rows": self.rows, "after": self.after, "done": self.done}
@@ -88,13 +88,13 @@ class TableProgress:
 
 @dataclass(slots=True)
 class PgPosition:
-    """A position, to and from JSON."""
+    """A position, converted to and from JSON."""
 
     lsn: int = 0
-    """The end of the last transaction that is in the log as a whole."""
+    """The end of the last transaction that is completely in the log."""
     commit_lsn: int = 0
     open_lsn: int = 0
-    """The commit of the transaction of which some changes are in the log, and how many."""
+    """The commit of the transaction that is partly in the log; `open_index` is the number of its changes there."""
     open_index: int = 0
     tables: dict[str, TableProgress] = field(default_factory=dict)
     epochs: list[Epoch] = field(default_factory=list)
@@ -131,13 +131,13 @@ class PgPosition:
 
 
 class Filter:
-    """Which changes of a transaction are in the rows that were read."""
+    """Finds the changes that are already in the rows that were read."""
 
     def __init__(self, epochs: Sequence[Epoch]) -> None:
         self._epochs = [(each, Snapshot.parse(each.snapshot)) for each in reversed(epochs)]
 
     def has_seen(self, xid: int, table: str, key: OrderKey, is_integer: Sequence[bool]) -> bool:
-        """Whether the row of a key was read from a snapshot that has seen a transaction."""
+        """Return whether the row of a key was read from a snapshot that has seen a transaction."""
         for epoch, snapshot in self._epochs:
             if table not in epoch.after:
                 continue

@@ -1,6 +1,6 @@
-"""What must be there before a source can read: tables, rights, topics, the publication and the slot.
+"""The prerequisites of a source: tables, rights, topics, the publication and the slot.
 
-They are looked up, and made where `create` allows it. Errors say what is in the way, and what to do.
+They are looked up, and created where `create` allows it. Errors name the problem and its solution.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Preparation:
         self.made_slot = False
 
     def problems(self) -> list[str]:
-        """All that is in the way, not only the first of it."""
+        """Return all problems, not only the first."""
         database = self._database
         database.check_server()
         problems: list[str] = []
@@ -56,7 +56,7 @@ class Preparation:
         return problems
 
     def tables(self, followed: Mapping[str, TableProgress]) -> list[Table]:
-        """The tables with what is published of them; their topics are there. `followed` are those of the position."""
+        """Return the tables as published; make sure that their topics exist. `followed` are those of the position."""
         database, name = self._database, self._config.publication
         tables = [database.table(name, key=self._config.key) for name in self._config.tables]
         self._check_topics(tables)
@@ -71,7 +71,7 @@ class Preparation:
                 )
             if not self._config.creates:
                 raise InvalidError(
-                    f"There is no publication {name!r}; `create: true` in the source's config makes it."
+                    f"There is no publication {name!r}; `create: true` in the source's config creates it."
                 )
         for table in tables:
             if table.quoted in followed:
@@ -99,13 +99,13 @@ class Preparation:
         return published
 
     def slot(self, position: Position | None) -> PgPosition | None:
-        """Where to begin; None if the source shall end."""
+        """Return the position to begin at; None if the source must stop."""
         slot = self._database.slot(self._config.slot)
         if slot is None:
             if position is not None:
                 raise InvalidError(
                     f"The slot {self._config.slot!r} is gone, and with it the changes since the last position. "
-                    f"`lastword connect reset {self._config.source}` lets the source begin again with a new snapshot."
+                    f"`lastword connect reset {self._config.source}` lets the source start over with a new snapshot."
                 )
             self._check_slot(slot)
             if not self._database.create_slot(self._config.slot, self.waits_for_transactions):
@@ -118,8 +118,8 @@ class Preparation:
         if position is None:
             if slot.active:
                 raise UnavailableError(
-                    f"The slot {self._config.slot!r} is in use by somebody else, maybe a source of the same name; changes that "
-                    f"one of the two has confirmed the other would miss. Name another slot."
+                    f"The slot {self._config.slot!r} is in use by another client, maybe a source of the same name; each of "
+                    f"the two would miss the changes that the other has confirmed. Name another slot."
                 )
             return PgPosition(lsn=slot.confirmed_lsn)
         at = PgPosition.from_json(position)
@@ -137,12 +137,12 @@ class Preparation:
         return self._context.wait(wait_s)
 
     def check_tables(self, tables: Iterable[Table]) -> None:
-        """InvalidError if a table is not the one any more that is followed: nothing would come of it, without a word."""
+        """Raise InvalidError if a table is no longer the one that is followed: its changes would silently be missing."""
         for table in tables:
             oid = self._database.oid_of(table.quoted)
             if oid is None:
                 raise InvalidError(
-                    f"{table.quoted} is gone: it was dropped or renamed. Take it out of the source's config, or put the "
+                    f"{table.quoted} is gone: it was dropped or renamed. Remove it from the source's config, or put the "
                     f"new name there."
                 )
             if oid != table.oid:
@@ -150,20 +150,20 @@ class Preparation:
             self._check_membership(table, table.membership)
 
     def _check_membership(self, table: Table, known: str) -> None:
-        """InvalidError if a table is not in the publication any more, or was put in again: changes between are missing."""
+        """Raise InvalidError if a table is not in the publication any more, or was added again: it lacks changes."""
         found = self._database.published(table, self._config.publication)
         if found is None:
             raise self._unpublished(table.quoted)
         if known not in ("", found.membership):
             raise InvalidError(
-                f"{table.quoted} was taken out of the publication {self._config.publication!r} and put in again, so changes "
-                f"between the two are missing. {self._begin_again()}"
+                f"{table.quoted} was removed from the publication {self._config.publication!r} and added again, so the "
+                f"changes in between are missing. {self._begin_again()}"
             )
 
     def _created_anew(self, table: str) -> InvalidError:
         return InvalidError(
-            f"{table} was dropped and created again since it was read: it is another table, and its topic has the rows "
-            f"of the old one. {self._begin_again()}"
+            f"{table} was dropped and recreated since it was read: it is another table, and its topic has the rows of "
+            f"the old one. {self._begin_again()}"
         )
 
     def _unpublished(self, table: str) -> InvalidError:
@@ -175,22 +175,22 @@ class Preparation:
     def _begin_again(self) -> str:
         source = self._config.source
         return (
-            f"`lastword connect pause {source}`, `reset {source}` and `resume {source}` let the source begin again with a "
+            f"`lastword connect pause {source}`, `reset {source}` and `resume {source}` let the source start over with a "
             f"new snapshot."
         )
 
     def with_a_new_slot(self) -> str:
-        """What PostgreSQL has kept can't be read any more: only what comes from now on."""
+        """Return the way out if the changes that PostgreSQL has kept can't be read, only those from now on."""
         source = self._config.source
         return (
             f"`lastword connect pause {source}`, `SELECT pg_drop_replication_slot('{self._config.slot}')` in the database, and "
-            f"`reset {source}` and `resume {source}` let the source begin again with a new snapshot."
+            f"`reset {source}` and `resume {source}` let the source start over with a new snapshot."
         )
 
     def lost(self) -> str:
         return (
             f"The slot {self._config.slot!r} is lost: PostgreSQL has removed WAL that it needed (max_slot_wal_keep_size). "
-            f"Drop it, and let the source begin again with `lastword connect reset {self._config.source}`."
+            f"Drop it, and let the source start over with `lastword connect reset {self._config.source}`."
         )
 
     def _need(self, tables: Sequence[Table]) -> Need:
@@ -202,14 +202,14 @@ class Preparation:
         )
 
     def _check_published(self, table: Table) -> None:
-        """InvalidError if a table is not in the publication, and can't be put there."""
+        """Raise InvalidError if a table is not in the publication, and can't be added."""
         if self._database.published(table, self._config.publication) is not None:
             return
         self._database.check_partitions(table, self._config.publication)
         if not self._config.creates:
             raise InvalidError(
-                f"{table.quoted} is not in the publication {self._config.publication!r}; `create: true` in the source's config "
-                f"puts it there, or ALTER PUBLICATION … ADD TABLE."
+                f"{table.quoted} is not in the publication {self._config.publication!r}; add it with `create: true` in the "
+                f"source's config, or with ALTER PUBLICATION … ADD TABLE."
             )
 
     def _check_topics(self, tables: Sequence[Table]) -> None:
@@ -221,18 +221,18 @@ class Preparation:
                 )
 
     def _check_slot(self, slot: Slot | None) -> None:
-        """InvalidError if there is no slot and it may not be created, or if it is none that can be used."""
+        """Raise InvalidError if there is no slot and it may not be created, or if it can't be used."""
         if slot is None:
             if not self._config.creates:
                 raise InvalidError(
-                    f"There is no slot {self._config.slot!r}; `create: true` in the source's config makes it."
+                    f"There is no slot {self._config.slot!r}; `create: true` in the source's config creates it."
                 )
             return
         if slot.plugin != "pgoutput" or not slot.is_of_this_database:
             raise InvalidError(
-                f"The slot {self._config.slot!r} is of the plugin {slot.plugin!r}"
-                f"{'' if slot.is_of_this_database else ' and of another database'}; "
-                f"one of 'pgoutput' and of this database is needed. Name another slot."
+                f"The slot {self._config.slot!r} uses the plugin {slot.plugin!r}"
+                f"{'' if slot.is_of_this_database else ' and belongs to another database'}; "
+                f"it must use 'pgoutput' and belong to this database. Name another slot."
             )
         if slot.wal_status == "lost":
             raise InvalidError(self.lost())

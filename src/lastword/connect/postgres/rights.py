@@ -1,4 +1,4 @@
-"""Tells which rights a role lacks, and the statement that gives each: nothing is found out only underway."""
+"""Finds the rights that a role lacks, and the statement that grants each, before anything is read."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lastword.errors import LastwordError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a source will use of a database."""
+    """The parts of a database that a source will use."""
 
     tables: Sequence[Table]
     publication: str
     slot: str
     creates: bool
-    """Whether it may create the publication and the slot, where they are not there."""
+    """Whether it may create the publication and the slot if they don't exist."""
 
 
 def missing_rights(database: Database, need: Need) -> list[str]:
-    """What is in the way of a source, for people to read; the first statement in each is enough to change it."""
+    """Return the missing rights, for people to read; the first statement in each text is enough to grant it."""
     found = database.one(
         "SELECT format('%I', current_user), format('%I', current_database()), rolreplication OR rolsuper, "
         "has_database_privilege(current_database(), 'CREATE') FROM pg_roles WHERE rolname = current_user"
@@ -38,7 +38,7 @@ def missing_rights(database: Database, need: Need) -> list[str]:
 
 
 def _of_replication(database: Database, role: str, replicates: bool) -> Iterator[str]:
-    """By trying: services have roles of their own that allow it (rds_replication), and there may be too many senders."""
+    """Find out by trying: services have their own roles for it (rds_replication), and there may be too many senders."""
     try:
         check_replication(database.dsn)
     except LastwordError as error:
@@ -114,6 +114,6 @@ def _of_slots(database: Database, slot: str) -> Iterator[str]:
     if not own and used >= most:
         yield (
             f"all {most} replication slots of the server are taken, and the slot {slot!r} is not among them: "
-            f"`ALTER SYSTEM SET max_replication_slots = {most + 1}` and a restart of PostgreSQL, or drop one that nobody "
-            f"uses (SELECT * FROM pg_replication_slots)"
+            f"`ALTER SYSTEM SET max_replication_slots = {most + 1}` and a restart of PostgreSQL, or drop an unused one "
+            f"(SELECT * FROM pg_replication_slots)"
         )

@@ -14,7 +14,7 @@ from lastword.connect.postgres.values import FromJson, ToJson, Type, converter, 
 from lastword.errors import InvalidError
 
 UNAVAILABLE: Final = b'"__debezium_unavailable_value"'
-"""Stands for a value that was not sent, where it shall not be filled: Debezium's own mark."""
+"""Debezium's placeholder, for a value that was not sent and is not filled in."""
 
 _decoder = JSONDecoder()
 
@@ -24,7 +24,7 @@ class Shape:
     """The columns of a table at one time, and how each becomes JSON."""
 
     table: str
-    """As positions know it."""
+    """Its name in positions."""
     schema: str
     name: str
     topic: str
@@ -34,7 +34,7 @@ class Shape:
     key_indexes: tuple[int, ...]
     key_is_integer: tuple[bool, ...]
     key_parsers: tuple[FromJson, ...]
-    """From the JSON of a key back to the texts that PostgreSQL has sent."""
+    """Convert the JSON of a key back to the texts that PostgreSQL has sent."""
 
     @classmethod
     def make(
@@ -53,9 +53,9 @@ class Shape:
         missing = [each for each in key if each not in names]
         if missing or not key:
             raise InvalidError(
-                f"{table} has no column {missing[0]!r} any more, which was part of its key."
+                f"{table} no longer has the column {missing[0]!r}, which was part of its key."
                 if missing
-                else f"{table} has no key any more, so its rows can't be told apart."
+                else f"{table} no longer has a key, so its rows can't be told apart."
             )
         indexes = tuple(index for index, each in enumerate(names) if each in key)
         return cls(
@@ -78,13 +78,13 @@ class Shape:
             if isinstance(value, Unchanged):
                 raise InvalidError(
                     f"{self.table}: the key column {self.names[index]!r} is so large that PostgreSQL does not send it. "
-                    f"ALTER TABLE … REPLICA IDENTITY FULL makes it do so."
+                    f"ALTER TABLE … REPLICA IDENTITY FULL changes that."
                 )
             if value is None:
                 raise InvalidError(
-                    f"{self.table}: a change came without the key column {self.names[index]!r}, so it can't be told which row "
-                    f"it is of: the table, or a partition of it, had another REPLICA IDENTITY. Set it to DEFAULT, drop the "
-                    f"slot, and let the source begin again with `lastword connect reset`."
+                    f"{self.table}: a change came without the key column {self.names[index]!r}, so its row is unknown: the "
+                    f"table, or a partition of it, had another REPLICA IDENTITY. Set it to DEFAULT, drop the slot, and let "
+                    f"the source start over with `lastword connect reset`."
                 )
             parts.append(self.prefixes[index] + self.converters[index](value))
         return b"{" + b",".join(parts) + b"}"
@@ -98,7 +98,7 @@ class Shape:
         return tuple(key)
 
     def key_texts(self, key: bytes) -> list[str] | None:
-        """The texts of a key that is known as JSON only; None if it is no key of this table."""
+        """Return the texts of a key that is known only as JSON; None if it is not a key of this table."""
         try:
             found = slices(key.decode(), [self.names[index] for index in self.key_indexes])
             return [
@@ -112,7 +112,7 @@ class Shape:
         return [(values[index] or b"").decode() for index in self.key_indexes]  # type: ignore[union-attr]
 
     def row(self, values: Sequence[Value], fill: Mapping[str, bytes] | None = None) -> bytes:
-        """The row as a JSON object. `fill` has the JSON of columns that were not sent."""
+        """Return the row as a JSON object. `fill` has the JSON of columns that were not sent."""
         if UNCHANGED in values:
             found = fill or {}
             parts = [
@@ -133,7 +133,7 @@ class Shape:
         return [name for name, value in zip(self.names, values, strict=True) if value is UNCHANGED]
 
     def filled_from(self, new: Sequence[Value], old: Sequence[Value]) -> list[Value]:
-        """The new row, with what was not sent taken from the old one."""
+        """Return the new row, with values that were not sent taken from the old one."""
         return [after if after is not UNCHANGED else before for after, before in zip(new, old, strict=True)]
 
 
@@ -143,7 +143,7 @@ def _json(value: bytes | None, to_json: ToJson) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """Debezium's form of a change: what was before, what is after, what happened, and where it comes from."""
+    """Debezium's form of a change: the row before and after it, the operation, and the source."""
 
     source: str
     database: str
@@ -188,7 +188,7 @@ class Envelope:
 
 
 def slices(text: str, names: Iterable[str]) -> dict[str, str]:
-    """Fields of a JSON object as the text has them, so that no digit of theirs changes. Spaces around them don't matter."""
+    """Return fields of a JSON object as they are in the text, so that no digit changes. Spaces around them don't matter."""
     wanted = set(names)
     found: dict[str, str] = {}
     if not text.startswith("{") or text == "{}":

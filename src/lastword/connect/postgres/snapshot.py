@@ -1,6 +1,6 @@
 """The first rows of tables: `COPY` of each table in the order of its key, from one consistent snapshot.
 
-PostgreSQL sends as fast as rows are taken: a thread reads them into a queue of a few thousand, and waits when it is full.
+PostgreSQL sends rows as fast as they are taken: a thread reads them into a bounded queue, and waits when it is full.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from lastword.connect.postgres.database import Database, Table, connect, errors_
 from lastword.connect.postgres.pgoutput import Value
 
 ROWS: Final = 8_000
-"""Rows that are handed on together, or fewer if they are large."""
+"""The number of rows that are passed on together, or fewer if they are large."""
 BYTES: Final = 4 << 20
 LOCK_WAIT_MS: Final = 5_000
-"""For whoever changes a table right now. Then it is tried again later."""
+"""How long to wait for a transaction that is altering a table. After that, the source tries again later."""
 WAITING: Final = 3
-"""How many of these may wait."""
+"""How many such groups of rows may wait in the queue."""
 
 _ESCAPES: Final = {
     ord("b"): b"\b",
@@ -38,9 +38,9 @@ class SnapshotReader:
     """One consistent view of the database, held open while tables are read from it."""
 
     def __init__(self, database: Database, tables: Sequence[Table]) -> None:
-        """The tables that will be read are locked first, as any query locks them: until the end none is rewritten.
+        """First lock the tables that will be read, as any query locks them: none is rewritten until the end.
 
-        A table that ALTER TABLE rewrites looks empty to snapshots that are older, and no change says so.
+        A table that ALTER TABLE rewrites looks empty to older snapshots, and no change says so.
         """
         self._dsn = database.dsn
         self._connection = connect(self._dsn)
@@ -48,14 +48,14 @@ class SnapshotReader:
             with errors_of(self._dsn):
                 self._connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
                 with self._connection.cursor() as cursor:
-                    # Locks are no queries: the snapshot is taken after them.
+                    # Locks are not queries: the snapshot is taken after them.
                     cursor.execute(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}")
                     listed = ", ".join(each.quoted for each in tables)
                     cursor.execute(f"LOCK TABLE {listed} IN ACCESS SHARE MODE")
                     cursor.execute("SET LOCAL lock_timeout = 0")
                     cursor.execute("SELECT pg_current_snapshot()::text")
                     self.snapshot = str(cursor.fetchone()[0])
-                    # Asked after the snapshot was taken: everything that it has seen was committed before.
+                    # Queried after the snapshot was taken: everything that it has seen was committed before.
                     cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
                     self.until_lsn = str(cursor.fetchone()[0])
         except BaseException:
@@ -66,16 +66,16 @@ class SnapshotReader:
         self._connection.close()
 
     def rows(self, query: str, arguments: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """What the snapshot has, asked over the same connection.
+        """Query the snapshot, over the same connection.
 
-        Another connection would wait for whoever waits for the locks that are held here, and so for ever.
+        Another connection would wait for a client that waits for the locks held here, and so forever.
         """
         with errors_of(self._dsn), self._connection.cursor() as cursor:
             cursor.execute(query, tuple(arguments) or None)
             return list(cursor.fetchall())
 
     def rows_of_keys(self, table: Table, keys: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-        """The keys, as texts, of the rows that have one of these. A text that is none of its type has no row."""
+        """Return the keys, as texts, of the rows that have one of these. A text that is not of its type has no row."""
         keys = [each for each in keys if not any("\0" in text for text in each)]
         if not keys:
             return []
@@ -101,9 +101,9 @@ class SnapshotReader:
     def read(
         self, table: Table, after: Sequence[str] | None, *, partition: int | None = None
     ) -> Iterator[list[bytes]]:
-        """The rows of a table after a key, some at a time, each as a line of COPY; `row_of` takes it apart.
+        """Yield the rows of a table after a key, some at a time, each as a line of COPY; `row_of` parses it.
 
-        Those of one partition, if it is named. Where it takes long until there are some, an empty list comes in between.
+        With a partition, yield only its rows. While rows take long to arrive, an empty list is yielded in between.
         """
         query = self._query(table, after, partition)
         rows: queue.Queue[list[bytes] | BaseException | None] = queue.Queue(WAITING)
@@ -147,7 +147,7 @@ class SnapshotReader:
         # The query has arguments, so a % in a name is doubled.
         names = [_quoted(self._connection, each).replace("%", "%%") for each in table.key]
         types = [
-            # With -1 it is the type without a length: a char(3) is not cut to one character.
+            # -1 gives the type without a length: a char(3) is not cut to one character.
             self.rows("SELECT format_type(%s, -1)", [table.type_of(each)])[0][0]
             for each in table.key
         ]
@@ -156,7 +156,7 @@ class SnapshotReader:
         condition = f" WHERE {table.row_filter}" if table.row_filter else ""
         rows = f"FROM {only}{table.quoted}{condition}".replace("%", "%%")
         matches = " AND ".join(
-            # The JSON of an array does not have its bounds, which are part of it to PostgreSQL.
+            # The JSON of an array does not have its bounds, which PostgreSQL compares too.
             f"to_jsonb(t.{name}) = to_jsonb(k.{place}::{kind})"
             if kind.endswith("[]")
             else f"t.{name} = k.{place}::{kind}"
@@ -191,11 +191,11 @@ class SnapshotReader:
                 )
                 conditions.append(f"({', '.join(order)}) > ({values})")
             if partition is not None:
-                # By way of the table, whose rights are enough, and with what PostgreSQL can tell the partition by.
+                # Through the table, whose rights are enough, with the bounds by which PostgreSQL finds the partition.
                 bounds = self.rows("SELECT pg_get_partition_constraintdef(%s)", [partition])[0][0]
                 conditions += [f"tableoid = {partition}", *([f"({bounds})"] if bounds else [])]
             condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-            # The rows of a partitioned table, or of one that others inherit from, are its changes too.
+            # As in the stream: the rows of partitions belong to the table, those of inheriting tables don't.
             only = "" if table.is_partitioned else "ONLY "
             return (
                 f"COPY (SELECT {', '.join(names)} FROM {only}{table.quoted}{condition} "
@@ -204,7 +204,7 @@ class SnapshotReader:
 
 
 class _Sink:
-    """What COPY writes to: lines, gathered into the queue."""
+    """The file that COPY writes to: gathers lines for the queue."""
 
     def __init__(self, rows: queue.Queue[list[bytes] | BaseException | None], gone: threading.Event) -> None:
         self._rows = rows
@@ -225,14 +225,14 @@ class _Sink:
 
     def _hand_on(self) -> None:
         if self._gone.is_set():
-            raise InterruptedError("nobody wants the rows any more")
+            raise InterruptedError("the rows are not wanted any more")
         if self._lines:
             self._rows.put(self._lines)
             self._lines, self._bytes = [], 0
 
 
 def row_of(line: bytes) -> list[Value]:
-    """A line of COPY's text format: columns between tabs, \\N is null, backslashes before what is special."""
+    """Parse a line of COPY's text format: tabs between columns, \\N is null, a backslash escapes special characters."""
     cells = line.removesuffix(b"\n").split(b"\t")
     if b"\\" not in line:
         return [*cells]
@@ -253,7 +253,7 @@ def _unescaped(value: bytes) -> bytes:
     parts = iter(rest)
     for part in parts:
         if not part:
-            # Two backslashes are one.
+            # Two backslashes stand for one.
             out += b"\\" + next(parts, b"")
         else:
             out += _ESCAPES.get(part[0], part[:1]) + part[1:]

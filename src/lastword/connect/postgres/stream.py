@@ -1,8 +1,8 @@
 """The messages of a slot, over a connection in replication mode.
 
-psycopg2 gives each message as it comes and reads no further than it is asked to, so that a transaction of any size
-passes through in bounded memory: PostgreSQL waits. What was appended is told back as the flushed position, at the
-latest every few seconds, and only by it does PostgreSQL let its WAL go.
+psycopg2 returns each message as it comes and reads no further than it is asked to, so that a transaction of any size
+passes through in bounded memory: PostgreSQL waits. The appended position is sent back as the flushed position, at least
+every few seconds, and only that lets PostgreSQL release its WAL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FEEDBACK_S: Final = 2.0
 
 
 def check_replication(dsn: str) -> None:
-    """Open a connection in replication mode, and close it: an error if that is not allowed."""
+    """Open a connection in replication mode, and close it. Raise an error if that is not allowed."""
     connect(dsn, connection_factory=psycopg2.extras.LogicalReplicationConnection).close()
 
 
@@ -51,17 +51,17 @@ class ReplicationStream:
             raise
 
     def read(self) -> bytes | None:
-        """The next message, if it is there already."""
+        """Return the next message; None if it is not there yet."""
         try:
             message = self._cursor.read_message()
         except psycopg2.Error:
-            # Called for every message, so a context manager around all of them would cost more than the call.
+            # Called for every message: a context manager around each call would cost more than the call.
             with errors_of(self._dsn):
                 raise
         return None if message is None else message.payload
 
     def wait(self, wait_s: float) -> None:
-        """Until there is something, or the time is over."""
+        """Wait until there is something to read, or the time is over."""
         with errors_of(self._dsn):
             try:
                 select.select([self._cursor], [], [], wait_s)
@@ -70,11 +70,11 @@ class ReplicationStream:
 
     @property
     def sent_lsn(self) -> int:
-        """Up to where PostgreSQL has sent everything that there is for this slot."""
+        """The position up to which PostgreSQL has sent everything for this slot."""
         return int(self._cursor.wal_end)
 
     def flushed(self, lsn: int) -> None:
-        """Everything before a position lasts elsewhere now."""
+        """Tell PostgreSQL that everything before a position is durable here."""
         self._flushed_lsn = max(self._flushed_lsn, lsn)
         now_s = monotonic_s()
         due = now_s - self._fed_back_s >= FEEDBACK_S
@@ -88,7 +88,7 @@ class ReplicationStream:
             if self._flushed_lsn and not self._connection.closed:
                 self._cursor.send_feedback(flush_lsn=self._flushed_lsn, force=True)
         except psycopg2.Error:
-            # It is told again at the next start.
+            # It is sent again at the next start.
             pass
         finally:
             self._connection.close()

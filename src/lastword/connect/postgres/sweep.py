@@ -1,8 +1,8 @@
-"""Finds the rows that a topic has and the table has not, where no change says that they went.
+"""Finds the rows that a topic has and the table does not, where no change says that they are gone.
 
 Needed after a reset, because rows may have been deleted since the old position, and when partitions of a table were
-truncated, dropped or detached. The keys of the topic are looked up in the table, some at a time, by the table's own index.
-A key that is none of the table's, such as one of somebody else, has no row in it either.
+truncated, dropped or detached. The keys of the topic are looked up in the table, some at a time, by the table's own
+index. A key that is not of the table, such as one of another writer, has no row in it either.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from lastword.connect.postgres.rows import Shape
 from lastword.connect.postgres.snapshot import SnapshotReader
 
 KEYS: Final = 5_000
-"""Keys that are looked up together."""
+"""The number of keys that are looked up together."""
 
 
 def keys_without_rows(
     reader: SnapshotReader, table: Table, shape: Shape, keys: Iterable[bytes]
 ) -> Iterator[list[bytes]]:
-    """Of the keys, those without a row in the table, some at a time; maybe none of those that were looked up."""
+    """Yield the keys without a row in the table, as one list, maybe empty, for each group that is looked up."""
     waiting = iter(keys)
     while some := list(islice(waiting, KEYS)):
         texts = {key: found for key in some if (found := shape.key_texts(key)) is not None}
@@ -34,9 +34,9 @@ def keys_without_rows(
 def _keys_of_rows(
     reader: SnapshotReader, table: Table, shape: Shape, keys: Sequence[Sequence[str]]
 ) -> set[bytes]:
-    """The keys, as the topic has them, of the rows that are found by their texts.
+    """Return the keys, as the topic has them, of the rows that are found by their texts.
 
-    They are made of what is found: two texts may be the same to PostgreSQL (1.0 and 1.00), and are two keys.
+    They are built from the rows found: two texts may be the same to PostgreSQL (1.0 and 1.00), but are two keys.
     """
     found: set[bytes] = set()
     for row in reader.rows_of_keys(table, keys):

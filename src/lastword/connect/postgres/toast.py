@@ -1,8 +1,8 @@
-"""Fills in the values that PostgreSQL does not send: large ones, stored apart (TOAST), that an update left as they were.
+"""Fills in the values that PostgreSQL does not send: large ones, stored out of line (TOAST), that an update left as is.
 
 The last value of the row is in the log, because every change before this one is. Rows of tables where this happens are
-kept in memory up to a bound; others are looked up in the log, all those of a chunk together, from its end backwards. A
-column that the last record does not have, because it was renamed since, is asked of the database.
+kept in memory up to a limit; others are looked up in the log, all those of a chunk together, backwards from its end. A
+column that the last record does not have, because it was renamed since, is read from the database.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ KEPT_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Incomplete:
-    """A record whose value is not known yet: the row as it was sent, and what it becomes when it is whole."""
+    """A record whose value is not known yet: the row as it was sent, and the way to finish it."""
 
     shape: Shape
     values: Sequence[Value]
     lookup: bytes
-    """The key under which the row was before."""
+    """The key that the row had before."""
     finish: Callable[[bytes], bytes]
-    """From the row to the record's value."""
+    """Converts the row to the record's value."""
 
 
 class Filler:
@@ -63,14 +63,14 @@ class Filler:
                 value = each.finish(self._row(each))
                 records[index] = record._replace(value=value)
             ended = self._keep(record.topic, record.key, value)
-            # A row that got another key is the next record.
+            # If the row got another key, it is the next record.
             self._ended = None if value is not None or ended is None else (record.key, ended)
         while self._kept_bytes > KEPT_BYTES:
             (_, key), value = self._kept.popitem(last=False)
             self._kept_bytes -= len(key) + len(value)
 
     def _look_up(self, records: Sequence[SourceRecord], incomplete: dict[int, Incomplete]) -> None:
-        """Read from the log what is neither kept nor in this chunk itself."""
+        """Read from the log the rows that are neither kept nor in this chunk itself."""
         wanted: dict[str, set[bytes]] = {}
         seen: set[tuple[str, bytes | None]] = set()
         for index, record in enumerate(records):
@@ -86,7 +86,7 @@ class Filler:
                 self._keep(topic, key, value)
 
     def _tells_of_end(self, records: Sequence[SourceRecord], index: int) -> bool:
-        """Whether a record is the envelope of a delete, right before its tombstone: no row, and no tombstone either."""
+        """Return whether a record is the envelope of a delete, right before its tombstone: neither row nor tombstone."""
         if not self._is_envelope or index + 1 >= len(records):
             return False
         record, following = records[index], records[index + 1]
@@ -110,7 +110,7 @@ class Filler:
         return {name: found.encode() for name, found in slices(text, names).items()}
 
     def _keep(self, topic: str, key: bytes, value: bytes | None) -> bytes | None:
-        """What was kept before."""
+        """Keep a row, or forget it if `value` is None; return the value that was kept before."""
         before = self._kept.pop((topic, key), None)
         if before is not None:
             self._kept_bytes -= len(key) + len(before)

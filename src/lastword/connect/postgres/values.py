@@ -1,16 +1,16 @@
-"""PostgreSQL's text of a value as JSON. The texts are those of a session with the settings of `SESSION`.
+"""Converts PostgreSQL's text of a value to JSON. The texts are those of a session with the settings of `SESSION`.
 
 | type | JSON |
 |---|---|
-| smallint, integer, bigint, oid, real, double precision | a number; NaN and infinities are texts |
-| numeric, money | a text, so that no digit is lost |
+| smallint, integer, bigint, oid, real, double precision | a number; NaN and infinities are strings |
+| numeric, money | a string, so that no digit is lost |
 | boolean | true, false |
 | json, jsonb | as it is |
 | bytea | base64 |
 | timestamp, timestamptz | ISO 8601; with a time zone in UTC, with Z |
-| arrays | lists, in each other if need be |
-| domains | as the type below them |
-| all others (text, uuid, enum, date, range, interval, inet, composite …) | a text, as PostgreSQL writes it |
+| arrays | lists, nested if necessary |
+| domains | as their base type |
+| all others (text, uuid, enum, date, range, interval, inet, composite …) | a string, as PostgreSQL writes it |
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SESSION: Final = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "client_encoding": "UTF8",
-    # Reading a large table takes its time.
+    # Reading a large table takes a long time.
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-"""What a session must have for its texts to be those that are understood here."""
+"""The settings of a session whose texts are understood here."""
 
 ToJson = Callable[[bytes], bytes]
 FromJson = Callable[[bytes], bytes]
@@ -45,13 +45,13 @@ _NULL: Final = b"null"
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type as the catalog has it."""
+    """A type, as described in the catalog."""
 
     oid: int
     base: int = 0
-    """Of a domain."""
+    """The base type of a domain."""
     element: int = 0
-    """Of an array."""
+    """The element type of an array."""
     delimiter: str = ","
 
 
@@ -75,7 +75,7 @@ def _boolean(value: bytes) -> bytes:
 
 
 def _float(value: bytes) -> bytes:
-    # NaN, Infinity and -Infinity are no numbers of JSON.
+    # NaN, Infinity and -Infinity are not numbers in JSON.
     return value if value[-1:].isdigit() else b'"' + value + b'"'
 
 
@@ -114,7 +114,7 @@ UUID: Final = 2950
 
 
 def converter(oid: int, types: Callable[[int], Type]) -> ToJson:
-    """How the text of a type becomes JSON. `types` looks a type up in the catalog."""
+    """Return the function that converts the text of a type to JSON. `types` looks up a type in the catalog."""
     known = _BY_OID.get(oid)
     if known is not None:
         return known
@@ -129,7 +129,7 @@ def converter(oid: int, types: Callable[[int], Type]) -> ToJson:
 
 
 def _array(value: bytes, element: ToJson, delimiter: bytes) -> bytes:
-    """`{1,NULL,"a b",{…}}`; one with bounds of its own begins with them: `[0:1]={…}`."""
+    """Convert `{1,NULL,"a b",{…}}`. An array with explicit bounds begins with them: `[0:1]={…}`."""
     if value.startswith(b"["):
         value = value.partition(b"=")[2]
     out = bytearray()
@@ -166,9 +166,9 @@ def _array(value: bytes, element: ToJson, delimiter: bytes) -> bytes:
 
 
 def reverse(oid: int, types: Callable[[int], Type]) -> FromJson:
-    """How the JSON of a type becomes PostgreSQL's text again: the way back of `converter`.
+    """Return the function that converts the JSON of a type back to PostgreSQL's text: the inverse of `converter`.
 
-    ValueError if it is no JSON of that type. Only the bounds of an array that begins elsewhere than at 1 are lost.
+    It raises ValueError if the JSON is not of that type. Only the bounds of an array that does not begin at 1 are lost.
     """
     known = _BACK_BY_OID.get(oid)
     if known is not None:
@@ -185,7 +185,7 @@ def reverse(oid: int, types: Callable[[int], Type]) -> FromJson:
 def _unquoted(raw: bytes) -> str:
     value = json.loads(raw)
     if not isinstance(value, str):
-        raise ValueError(f"{raw[:80]!r} is not a text")
+        raise ValueError(f"{raw[:80]!r} is not a string")
     return value
 
 
@@ -235,7 +235,7 @@ _BACK_BY_OID: Final[Mapping[int, FromJson]] = {
 
 
 def _array_text(raw: str, element: FromJson, delimiter: str) -> str:
-    """A list as PostgreSQL writes an array: quotes only where they must be."""
+    """Return a list as PostgreSQL writes an array: with quotes only where they are necessary."""
     parts = []
     at = 1
     decoder = json.JSONDecoder()
