@@ -79,7 +79,11 @@ def run(path: Path, records: int) -> bool:
             f"Offsets and the log end did not change."
         )
 
-        say("5", "Read the state: a table with the newest record of each live key", "lastword consume users --state")
+        say(
+            "5",
+            "Read the state: a table with the newest record of each live key",
+            "lastword consume users --state",
+        )
         state = users.state()
         hottest = state.sort_by([("offset", "descending")]).slice(0, 3)
         for row in hottest.to_pylist():
