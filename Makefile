@@ -1,18 +1,18 @@
-# make demo    the main job on embedded defaults, step by step
+# make demo    a million changes from append to verify, step by step
 # make test    the main test suite
 # make check   format, lint, types, layers
 # make crash   many kill -9 rounds (minutes)
-# make peers   beside a real Kafka and its clients, from Maven's jars
-# make fuzz    a million frames that are no requests, against the Kafka endpoint
+# make peers   comparison with a real Kafka and its clients, from Maven's jars
+# make fuzz    a million invalid frames against the Kafka endpoint
 # make bench   the benchmarks of docs/benchmarks.md
-# make bench-peers   those beside a real Kafka and beside table formats, and their pictures
-# make clean   remove what make made
+# make bench-peers   the benchmarks against a real Kafka and table formats, and their pictures
+# make clean   remove everything that make created
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-# Where it is set, every process compiles the package anew, and pytest every test.
+# If this is set, every process recompiles the package, and pytest every test.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check crash peers fuzz bench bench-peers clean java tools

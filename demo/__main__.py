@@ -1,4 +1,4 @@
-"""Runs the demo in a folder of its own, which it removes at the end. `python -m demo --records N --keep`."""
+"""Run the demo in a temporary folder, which is removed at the end. `python -m demo --records N --keep`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ console = Console(highlight=False)
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
-    parser.add_argument("--records", type=int, default=1_000_000, help="how many changes to write")
-    parser.add_argument("--keep", action="store_true", help="leave the data folder for a look around")
+    parser.add_argument("--records", type=int, default=1_000_000, help="number of changes to write")
+    parser.add_argument("--keep", action="store_true", help="keep the data folder")
     args = parser.parse_args()
     started = time.monotonic()
     path = Path(tempfile.mkdtemp(prefix="lastword-demo-"))
@@ -34,7 +34,7 @@ def main() -> int:
     finally:
         if args.keep:
             console.print(
-                f"\nThe data are in {path / 'data'}: try [b]lastword topic describe users --data {path / 'data'}[/b]"
+                f"\nThe data is in {path / 'data'}. Try [b]lastword topic describe users --data {path / 'data'}[/b]"
             )
         else:
             shutil.rmtree(path, ignore_errors=True)
@@ -60,7 +60,7 @@ def run(path: Path, records: int) -> bool:
 
         say(
             "3",
-            "Seal: the write-ahead log becomes Parquet files of an Iceberg table",
+            "Seal: turn the write-ahead log into Parquet files of an Iceberg table",
             "lastword topic seal users",
         )
         with progress("sealing", "bytes") as show:
@@ -76,10 +76,14 @@ def run(path: Path, records: int) -> bool:
         after = show_partitions(users)
         console.print(
             f"  {before[0]:,} records became {after[0]:,}; {mebibytes(before[1])} became {mebibytes(after[1])}. "
-            f"Offsets did not change; the log end is where it was."
+            f"Offsets and the log end did not change."
         )
 
-        say("5", "Read the state: a table of what is true now", "lastword consume users --state")
+        say(
+            "5",
+            "Read the state: a table with the newest record of each live key",
+            "lastword consume users --state",
+        )
         state = users.state()
         hottest = state.sort_by([("offset", "descending")]).slice(0, 3)
         for row in hottest.to_pylist():
@@ -88,7 +92,7 @@ def run(path: Path, records: int) -> bool:
 
         say(
             "6",
-            "Prove it: compare the snapshots from before and after, record by record, on Spark",
+            "Prove it: compare the snapshots before and after, record by record, on Spark",
             "lastword verify users",
         )
         proof = log.verify("users")

@@ -1,4 +1,4 @@
-"""A changelog as a user table's change capture would write it: inserts, updates of few hot rows, deletes."""
+"""A changelog like that of change capture from a table of users: inserts, updates of a few hot rows, deletes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PLANS = ["free", "team", "business"]
 
 
 def changelog(records: int, seed: int = 7) -> Iterator[pa.Table]:
-    """Tables with `key` and `value`; a null value is a delete. About one in thirty changes deletes its row."""
+    """Yield tables with `key` and `value`. A null value is a delete. About one in thirty changes deletes its row."""
     rng = np.random.default_rng(seed)
     for first in range(0, records, BATCH):
         count = min(BATCH, records - first)
-        # Few users change often, most seldom.
+        # A few users change often, most seldom.
         users = (rng.pareto(1.1, count) * 400).astype(np.int64) % USERS
         deleted = rng.random(count) < 1 / 30
         cities, plans = rng.integers(0, len(_CITIES), count), rng.integers(0, len(_PLANS), count)
