@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 # If this is set, every process recompiles the package, and pytest every test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check crash peers fuzz bench bench-peers clean java tools
+.PHONY: demo test check crash peers fuzz bench bench-peers clean java tools postgres
 
 demo: $(READY) java
 	@$(PYTHON) -m demo

@@ -11,7 +11,7 @@ RECORDS = Counter(
 )
 BYTES = Counter(
     "lastword_connect_bytes_total",
-    "Bytes of the keys and values that a source has appended.",
+    "Bytes of the record batches that a source has appended.",
     ["source"],
     registry=REGISTRY,
 )

@@ -143,9 +143,9 @@ class GroupStore:
         metrics.GROUPS_UNREADABLE_OFFSETS.set(sum(each.end_offset - each.first_offset for each in found.lost))
         for each in found.lost:
             logger.error(
-                "%s: %s Commits in this range fall back to positions from some seconds earlier, so consumers may "
+                "%s: %s. Commits in this range fall back to positions from some seconds earlier, so consumers may "
                 "read records again. `lastword wal repair %s --skip` skips it.",
-                *(GROUPS_TOPIC, each, GROUPS_TOPIC),
+                *(GROUPS_TOPIC, str(each).removesuffix("."), GROUPS_TOPIC),
             )
 
     def _write_again(self, found: Replayed) -> None:
