@@ -145,7 +145,7 @@ def start(settings: Mapping[str, str], log_path: Path | None) -> Any:
 
 
 def _let_py4j_log_as_itself() -> None:
-    """Let py4j log under its own name, not to the root logger: its tracebacks of a dead JVM reach every terminal there.
+    """Let py4j log under its own name: from the root logger, its tracebacks of a dead JVM reach every terminal.
 
     Our error says what happened. The rest can be found under py4j's own name.
     """
