@@ -202,7 +202,7 @@ class PendingCommit:
 
 
 Announce = Callable[[PendingCommit], AbstractContextManager[object]]
-"""Tells the processes that serve the table's records about a commit: entered before it, left when it is made or not."""
+"""Tells the servers of the table's records about a commit: entered before it is made, left when it is made or not."""
 
 
 def to_nobody(_commit: PendingCommit) -> AbstractContextManager[object]:

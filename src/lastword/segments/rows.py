@@ -40,7 +40,7 @@ def at_offsets(records: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> pa.Re
 
 
 def has_timestamp(rows: pa.Table) -> npt.NDArray[np.bool_]:
-    """Return which rows of a segment or a WAL came with a timestamp. In segments, others have the time of the roll."""
+    """Return which rows of a segment or a WAL came with a timestamp. In segments, others have their roll's time."""
     came: npt.NDArray[np.bool_] = rows.column("timestamp_type").to_numpy() != int(TimestampType.NONE)
     came &= rows.column("timestamp").is_valid().to_numpy()
     return came
