@@ -139,7 +139,9 @@ def test_a_server_is_not_ready_and_its_topics_are_red(cli: Cli, nobody: str) -> 
         wait_until(lambda: failing("/readyz") != [])
         assert client.get("/readyz").status_code == 503
         (problem,) = failing("/readyz")
-        assert problem.startswith("compaction of orders, users fails: Spark can't be started: nothing answers")
+        assert problem.startswith(
+            "compaction of orders, users fails: Spark can't be started: nothing answers"
+        )
         assert failing("/v1/status") == [problem]
         status = client.get("/v1/status").json()
         assert {(each["topic"], each["partition"]) for each in status["worker"]["failing"]} == {

@@ -598,7 +598,9 @@ def _sum(segments: Sequence[Segment], attribute: str) -> int:
 
 
 def _failed(planned: _Planned, result: Result) -> PartitionReport:
-    message = result.message if isinstance(result, Failure) else "its keys don't fit into the memory of a task"
+    message = (
+        result.message if isinstance(result, Failure) else "its keys don't fit into the memory of a task"
+    )
     logger.error(
         "compaction of %s partition %d failed: %s", planned.plan.topic, planned.plan.partition, message
     )

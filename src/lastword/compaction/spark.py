@@ -317,5 +317,7 @@ class SparkCompactionServiceFactory(EngineFactory):
     def make_engine(self, context: ServiceContext) -> SparkEngine:
         settings = context.config.spark
         if "spark.remote" in settings and "spark.master" in settings:
-            raise InvalidConfigError("spark.remote and spark.master are both set; only one of them is allowed")
+            raise InvalidConfigError(
+                "spark.remote and spark.master are both set; only one of them is allowed"
+            )
         return SparkEngine(settings, log_path=spark_log(context.data_folder))

@@ -380,7 +380,9 @@ class SegmentCatalog:
     def remove_files(self, location: str, topic_id: UUID) -> None:
         """Remove every file of a topic that the catalog does not have. Raise StorageError if others may be there."""
         if not location.endswith(f"/{topic_id.hex}"):
-            raise StorageError(f"{location} is not the location of a single topic: its files are not removed.")
+            raise StorageError(
+                f"{location} is not the location of a single topic: its files are not removed."
+            )
         with mapped(f"Removing the files in {location}"):
             FileTree(self._file_io, location).remove()
 

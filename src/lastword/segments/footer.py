@@ -62,9 +62,7 @@ class Footer:
         """Raise ArrowInvalid if the footer, which has no checksum, counts fewer records than there were."""
         rows = sum(self._metadata.row_group(each).num_rows for each in range(self._metadata.num_row_groups))
         if rows < self._segment.records:
-            raise pa.ArrowInvalid(
-                f"its footer counts {rows} records, but there were {self._segment.records}"
-            )
+            raise pa.ArrowInvalid(f"its footer counts {rows} records, but there were {self._segment.records}")
 
     def offsets(self, group: int) -> tuple[int, int]:
         """Return the first and the last offset of a row group, or bounds of them."""

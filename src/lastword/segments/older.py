@@ -92,5 +92,5 @@ def _state(
     except LastwordError as error:
         return OlderState(metadata_location=path, snapshot=None, problem=str(error))
     gone = sorted({bare_path(each) for each in named} - there)
-    problem = f"{len(gone)} of its files are gone, including {gone[0]}" if gone else None
+    problem = f"{len(gone)} of its files are gone (the first is {gone[0]})" if gone else None
     return OlderState(metadata_location=path, snapshot=snapshot, problem=problem)

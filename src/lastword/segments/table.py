@@ -325,9 +325,7 @@ class SegmentTable:
             table = self._loader.load(self._identifier, known=self._table)
         if table is not self._table:
             if mapping.topic_from(table.metadata.properties).id != self._topic_id:
-                raise UnknownTopicError(
-                    f"The topic {'.'.join(self._identifier)} was deleted and recreated."
-                )
+                raise UnknownTopicError(f"The topic {'.'.join(self._identifier)} was deleted and recreated.")
             self._keep(table)
         return table
 
