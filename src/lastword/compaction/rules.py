@@ -136,7 +136,7 @@ def expiring(
     hold: ReaderHold,
     now_ms: int,
 ) -> tuple[Expiring, ...]:
-    """Return the tombstones that may be removed now. An earlier run must have passed them: they stay for a round."""
+    """Return the ranges of removable tombstones. An earlier run must have passed them: they stay at least a round."""
     if strategy_of(settings).order != "newest" and not all_compactable:
         # A tombstone may beat later records: one in a segment that this run leaves alone would come back.
         return ()
@@ -303,7 +303,7 @@ def next_deadlines(
     left_behind: OldestTombstones,
     now_ms: int,
 ) -> tuple[Deadline, ...]:
-    """Return the deadlines after a run. Ranges freed of tombstones need none; ranges passed first get their own.
+    """Return the deadlines after a run. Ranges freed of tombstones need none; newly passed ones get their own.
 
     `left_behind` has lower bounds of the timestamps of the tombstones that are left below `compactable_end`.
     """

@@ -6,7 +6,7 @@ rewrite spread over tasks). For a partition with more keys than fit into memory,
 keys and versions alone, and it is then rewritten like a large one.
 
 A task that fails or is killed leaves files that nothing refers to. It is retried, under new names. If Spark itself
-dies, the running work fails, and the next work gets a new session.
+dies, the running work fails, and later work gets a new session.
 """
 
 from __future__ import annotations
