@@ -240,7 +240,7 @@ def test_deletes_of_single_rows_are_refused(place: Place, tmp_path: Path) -> Non
     assert place.read_bytes(manifest_list) != data
     new = copied(place, tmp_path / "new")
 
-    with pytest.raises(StorageError, match="deletes of single rows"):
+    with pytest.raises(StorageError, match="row-level deletes"):
         new.open().relocate()
 
 

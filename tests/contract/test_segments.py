@@ -222,7 +222,7 @@ class TestCatalog:
         table = catalog.create(topic)
         before = place.files()
         for location in (place.warehouse, table.location.removesuffix(f"/{topic.id.hex}")):
-            with pytest.raises(StorageError, match="not a place of one topic alone"):
+            with pytest.raises(StorageError, match="not the location of a single topic"):
                 catalog.remove_files(location, topic.id)
         assert place.files() == before
 
@@ -409,7 +409,7 @@ class TestRecords:
 
     @pytest.mark.parametrize("second", [records(9, 1), records(3, 1)])
     def test_offsets_must_rise(self, table: SegmentTable, second: pa.RecordBatch) -> None:
-        with pytest.raises(ValueError, match="must rise"), table.writer(0, 0, "job") as writer:
+        with pytest.raises(ValueError, match="must increase"), table.writer(0, 0, "job") as writer:
             writer.write(records(0, 10))
             writer.write(second)
 

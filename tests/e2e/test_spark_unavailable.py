@@ -93,12 +93,12 @@ def test_without_java(cli: Cli, without_java: dict[str, str]) -> None:
 
 def test_with_a_master_that_nobody_is(cli: Cli, nobody: str) -> None:
     wait_durable(cli, **{"spark.master": f"spark://{nobody}"})
-    check_for_programs(cli, f"nobody answers at spark.master=spark://{nobody}")
+    check_for_programs(cli, f"nothing answers at spark.master=spark://{nobody}")
 
 
 def test_with_a_spark_connect_server_that_nobody_is(cli: Cli, nobody: str) -> None:
     wait_durable(cli, **{"spark.remote": f"sc://{nobody}/;token=x"})
-    check_for_programs(cli, f"nobody answers at spark.remote=sc://{nobody}")
+    check_for_programs(cli, f"nothing answers at spark.remote=sc://{nobody}")
 
 
 def test_with_spark_connect_and_without_grpcio(cli: Cli, without_grpcio: dict[str, str]) -> None:
@@ -120,7 +120,7 @@ def test_the_report_names_every_topic_that_had_something_to_do(cli: Cli, nobody:
             ("users", None),
         ]
         assert report.partitions == ()
-        with pytest.raises(UnavailableError, match="nobody answers"), log.maintenance():
+        with pytest.raises(UnavailableError, match="nothing answers"), log.maintenance():
             log.compaction.service("users").compact()
         # With nothing to do there is nothing that could fail.
         assert log.compact(["empty"], asked_for=True).failures == ()
@@ -139,7 +139,9 @@ def test_a_server_is_not_ready_and_its_topics_are_red(cli: Cli, nobody: str) -> 
         wait_until(lambda: failing("/readyz") != [])
         assert client.get("/readyz").status_code == 503
         (problem,) = failing("/readyz")
-        assert problem.startswith("compaction of orders, users fails: Spark can't be started: nobody answers")
+        assert problem.startswith(
+            "compaction of orders, users fails: Spark can't be started: nothing answers"
+        )
         assert failing("/v1/status") == [problem]
         status = client.get("/v1/status").json()
         assert {(each["topic"], each["partition"]) for each in status["worker"]["failing"]} == {

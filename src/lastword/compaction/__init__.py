@@ -1,23 +1,23 @@
-"""Compaction: only the newest record of each key stays.
+"""Compaction: keeps only the newest record of each key.
 
-strategy.py       which record of a key wins
-rules.py          which records of a partition stay, as data
-plan.py           what is due, and why: pure functions of metadata, settings and the time
+strategy.py       the strategies that decide which record of a key wins
+rules.py          the rules that decide which records of a partition stay, as data
+plan.py           which partitions are due, and why: pure functions of metadata, settings and the time
 target.py         a topic as planning sees it; whether a partition is due, and why
-holds.py          which readers still need tombstones
-unit.py           what one compaction of one partition is given, and what it gives back
+holds.py          the readers that still need tombstones
+unit.py           the input and the outcome of one compaction of one partition
 keyset.py         the exact set of the keys seen so far
-survivors.py      which rows survive: one mask a segment
-grouping.py       which neighbouring segments become one file
-rewrite.py        the rows that survive, in new files
+survivors.py      finds the rows that survive, as one mask per segment
+grouping.py       chooses the neighbouring segments that become one file
+rewrite.py        writes the surviving rows to new files
 pool.py           threads that share the work of one compaction
-kernels.py        all of that for one partition, in one task
-engine.py         where units are carried out
-spark.py          on Spark
+kernels.py        compacts one partition in one task
+engine.py         the protocol of an engine, and the engine that works in this process
+spark.py          the engine that works on Spark
 spark_session.py  the Spark session of this process
-inline.py         in this process
+inline.py         the factory for compaction in this process
 job.py            a run over topics: plan, carry out, commit, report
-service.py        the protocols of a compaction service, and the one that is shipped
+service.py        the protocols of a compaction service, and the shipped implementation
 compacting.py     loads the service that the settings name, and tells it what the log knows
 """
 
@@ -25,4 +25,4 @@ SHIPPED_FACTORIES = (
     "lastword.compaction.spark:SparkCompactionServiceFactory",
     "lastword.compaction.inline:InlineCompactionServiceFactory",
 )
-"""Factories that are known to load. Whatever else `compaction.service.factory` names is looked at when a log opens."""
+"""Factories that are known to load. Any other value of `compaction.service.factory` is checked when a log opens."""

@@ -1,4 +1,4 @@
-"""Compaction as a log does it: loads the service that the settings name, and tells it what the log knows."""
+"""The compaction of a log: loads the service that the settings name, and tells it what the log knows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Compaction:
-    """The compaction of a log's topics. The service is loaded and started with its first use."""
+    """The compaction of a log's topics. The service is loaded and started on first use."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Compaction:
         asked_for: bool = False,
         force: bool = False,
     ) -> list[PartitionPlan]:
-        """What would be compacted now, why, and about what it would reclaim. Nothing is changed."""
+        """Return what would be compacted now, why, and an estimate of what it would reclaim. Change nothing."""
         return plan_target(
             self._target(topic),
             clock=self._clock,
@@ -79,7 +79,7 @@ class Compaction:
         )
 
     def run(self, topics: Sequence[str], request: CompactionRequest) -> CompactionReport:
-        """Compact topics: as one job where the service can, else one after the other."""
+        """Compact topics: as one job if the service can, otherwise one after another."""
         self._uptime.here(self._clock.now_ms())
         factory = self.factory()
         topics = [topic for topic in topics if (topic, None) not in request.exclude]
@@ -100,8 +100,8 @@ class Compaction:
             except LastwordError as error:
                 failed.append(topic_failed(topic, error))
             except Exception as error:
-                # A service may be anybody's: what it raises must not keep the other topics from their turn.
-                logger.exception("the compaction service of %s met an unexpected error", topic)
+                # A service may be a third party's: its errors must not keep other topics from being compacted.
+                logger.exception("the compaction service of %s raised an unexpected error", topic)
                 failed.append(topic_failed(topic, error))
         return CompactionReport(
             engine=type(factory).__name__,
@@ -111,16 +111,16 @@ class Compaction:
         )
 
     def check_factory(self) -> None:
-        """InvalidConfigError if the factory that the settings name can't be loaded. It is not started yet."""
+        """Raise InvalidConfigError if the factory that the settings name can't be loaded. Don't start it yet."""
         with self._lock:
             if self._loaded is None:
                 self._loaded = load_factory(self._config.compaction_service_factory)
 
     def factory(self) -> CompactionServiceFactory:
-        """The factory that the settings name; loaded and started once."""
+        """Return the factory that the settings name. It is loaded and started once."""
         with self._lock:
             if self._factory is None:
-                # One that could not be started is not used again.
+                # A factory that could not be started is not used again.
                 factory, self._loaded = self._loaded, None
                 factory = factory or load_factory(self._config.compaction_service_factory)
                 factory.initialize(
@@ -137,7 +137,7 @@ class Compaction:
             return self._factory
 
     def spark_engine(self) -> tuple[Engine, bool]:
-        """A Spark engine, and whether it is the compaction service's own, which must not be closed."""
+        """Return a Spark engine, and whether it belongs to the compaction service and so must not be closed."""
         from lastword.compaction.spark import SparkEngine
 
         factory = self.factory()
@@ -146,7 +146,7 @@ class Compaction:
         return SparkEngine(self._config.spark, log_path=spark_log(self._data_folder)), False
 
     def engine_state(self) -> dict[str, str]:
-        """Which factory compacts, and how its engine is doing. Nothing is started."""
+        """Return the factory that compacts and the state of its engine. Start nothing."""
         factory = self._factory
         engine = factory.engine if isinstance(factory, EngineFactory) else None
         return {
@@ -155,7 +155,7 @@ class Compaction:
         }
 
     def service(self, topic: str) -> TopicCompactionService:
-        """The compaction service of a topic."""
+        """Return the compaction service of a topic."""
         factory = self.factory()
         with self._lock:
             if topic not in self._services:
@@ -165,7 +165,7 @@ class Compaction:
             return self._services[topic]
 
     def forget(self, topic: str) -> None:
-        """A topic has been deleted: let its service go."""
+        """Close the service of a topic that has been deleted."""
         with self._lock:
             service = self._services.pop(topic, None)
         if service is not None:

@@ -1,7 +1,7 @@
-"""Where units are carried out: the protocol of an engine, and the one that works in this process.
+"""Engines, which carry out units: the protocol of an engine, and the one that works in this process.
 
-An engine takes units of any topics and partitions and gives back an outcome, or what went wrong, for each. It
-decides nothing about records; the kernels do, and they are the same everywhere.
+An engine takes units of any topics and partitions and returns an outcome or an error for each. It decides
+nothing about records. The kernels do, and they are the same everywhere.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Result = Outcome | Failure | TooLarge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareFound:
-    """What one share of a unit's keys says of each segment: packed masks, in offset order, and what they cost."""
+    """The result of one share of a unit's keys: a packed mask per segment, in offset order, and their cost."""
 
     masks: tuple[bytes, ...]
     read_bytes: int
@@ -62,7 +62,7 @@ class ShareFound:
 
 
 class Engine(Protocol):
-    """Carries out units. `parallel` is how many tasks it runs at a time."""
+    """Carries out units. `parallel` is the number of tasks that it runs at a time."""
 
     @property
     def name(self) -> str: ...
@@ -71,14 +71,14 @@ class Engine(Protocol):
     def parallel(self) -> int: ...
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
-        """A result for each job, in their order. What fails for one leaves the others alone."""
+        """Return a result for each job, in their order. The failure of one does not affect the others."""
         ...
 
     def close(self) -> None: ...
 
 
 def next_way(job: Job) -> Job:
-    """The same unit in a way that needs less memory."""
+    """Return the same unit with a way that needs less memory."""
     if job.way == "one stage":
         return replace(job, way="two stages", shares=2)
     if job.way == "two stages" and job.shares < MAX_SHARES:
@@ -94,17 +94,17 @@ def _failure(error: Exception) -> Failure:
 
 
 def carry_out(unit: Unit) -> Result:
-    """One stage, for a task: errors become results, so that they don't touch other units."""
+    """Run the only stage, in a task. Errors become results, so that they don't affect other units."""
     try:
         return _with_tombstones(unit, kernels.compact(unit))
     except SetTooLargeError:
         return TooLarge()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must not touch other units
+    except Exception as error:  # noqa: BLE001 - no error may affect other units
         return _failure(error)
 
 
 def find_share(unit: Unit, share: Share) -> ShareFound | Failure | TooLarge:
-    """The first of two stages, for a task: the survivors among the keys of one share."""
+    """Run the first of two stages, in a task: find the survivors among the keys of one share."""
     try:
         survivors = Survivors(unit, share)
         found = {index: pack(mask) for index, mask in survivors.masks()}
@@ -115,12 +115,12 @@ def find_share(unit: Unit, share: Share) -> ShareFound | Failure | TooLarge:
         )
     except SetTooLargeError:
         return TooLarge()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must not touch other units
+    except Exception as error:  # noqa: BLE001 - no error may affect other units
         return _failure(error)
 
 
 def unite(unit: Unit, shares: Sequence[ShareFound]) -> list[Mask]:
-    """The masks that all shares together found."""
+    """Return the masks that all shares together found."""
     return [
         unpack([share.masks[index] for share in shares], segment.records)
         for index, segment in enumerate(unit.segments)
@@ -128,17 +128,17 @@ def unite(unit: Unit, shares: Sequence[ShareFound]) -> list[Mask]:
 
 
 def rewrite_found(unit: Unit, masks: Sequence[Mask], *, keys_only: bool = False) -> Result:
-    """The second stage, for a task. With `keys_only` the masks are completed first."""
+    """Run the second stage, in a task. With `keys_only`, complete the masks first."""
     try:
         read_bytes = sum(finish(unit, index, mask) for index, mask in enumerate(masks)) if keys_only else 0
         outcome = _with_tombstones(unit, kernels.rewrite_masked(unit, masks))
         return replace(outcome, read_bytes=outcome.read_bytes + read_bytes)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must not touch other units
+    except Exception as error:  # noqa: BLE001 - no error may affect other units
         return _failure(error)
 
 
 def _with_tombstones(unit: Unit, outcome: Outcome) -> Outcome:
-    """Count the tombstones that are left, by metadata alone but for records without a key: those are none."""
+    """Count the tombstones that are left, by metadata alone unless records lack a key: those are no tombstones."""
     kept = sum(
         segment.null_values if not segment.null_keys else _count_tombstones(unit, segment)
         for segment in outcome.left
@@ -161,7 +161,7 @@ def _count_tombstones(unit: Unit, segment: Segment) -> int:
 def join(
     unit: Unit, results: Sequence[Result], duration_s: float, shares: Sequence[ShareFound] = ()
 ) -> Result:
-    """One outcome for a unit that several tasks have rewritten, after these shares were found."""
+    """Return one outcome for a unit that several tasks have rewritten, after these shares were found."""
     outcomes = [each for each in results if isinstance(each, Outcome)]
     if len(outcomes) < len(results):
         return next(each for each in results if not isinstance(each, Outcome))
@@ -181,7 +181,7 @@ def join(
 
 
 class InlineEngine:
-    """The same kernels in this process, for a machine without Java. One unit at a time."""
+    """Runs the same kernels in this process, for a machine without Java. One unit at a time."""
 
     name = "inline"
     parallel = 1
@@ -198,7 +198,7 @@ class InlineEngine:
     def _run(self, job: Job) -> Result:
         if job.way == "one stage":
             return carry_out(job.unit)
-        # Without Spark more keys than fit into memory only mean more rounds over them.
+        # Without Spark, more keys than fit into memory only mean more rounds over them.
         shares = max(job.shares, 2 * MAX_SHARES if job.way == "Spark SQL" else 1)
         while shares <= MAX_INLINE_SHARES:
             result = self._run_shares(job.unit, shares)

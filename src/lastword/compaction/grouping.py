@@ -1,9 +1,9 @@
-"""Which neighbouring segments become one file, decided while their masks come in, the newest segment first.
+"""Chooses the neighbouring segments that become one file, while their masks arrive, the newest segment first.
 
-Segments that are rewritten anyway are joined while the result stays under segment.bytes; so are dirty ones,
-which are new and often small. A clean segment that loses nothing joins only if it is no larger than what it
-joins: each time it is rewritten the file at least doubles, so that no record is rewritten often. A file that is
-large enough takes in no more, and the next one can be written beside it.
+Segments that are rewritten anyway are joined while the result stays under segment.bytes. So are dirty segments,
+which are new and often small. A clean segment that loses nothing joins only if it is no larger than the group
+that it joins: each rewrite at least doubles the file, so that no record is rewritten often. A file that is large
+enough takes in no more, and the next one can be written in parallel.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A segment, about what it will weigh, whether it loses records, and whether it may be joined freely.
+    """A segment, its expected size, whether it loses records, and whether it may be joined freely.
 
-    That is where it is rewritten anyway, or new. `spared`: it would lose so few that it is left alone.
+    It may if it is rewritten anyway, or new. `spared`: it would lose so few records that it is left alone.
     """
 
     index: int
@@ -33,9 +33,9 @@ MOST_FILES = 64
 
 
 def large_enough(merge_bytes: int, partition_bytes: int) -> int:
-    """The size at which a file takes in no more, although it may: so that several are written at a time.
+    """Return the size at which a file takes in no more although it could, so that several are written at a time.
 
-    It grows with the partition, so that no partition is cut into many more than MOST_FILES for it.
+    It grows with the partition, so that no partition is cut into many more than MOST_FILES for this reason.
     """
     return min(merge_bytes, max(LARGE_ENOUGH_BYTES, partition_bytes // MOST_FILES))
 
@@ -43,7 +43,7 @@ def large_enough(merge_bytes: int, partition_bytes: int) -> int:
 def groups(
     members: Iterable[Member], *, merge_bytes: int, enough_bytes: int, span_ms: int | None
 ) -> Iterator[list[Member]]:
-    """Runs of neighbours, each in the order in which its members came."""
+    """Yield runs of neighbours, each in the order in which its members came."""
     group: list[Member] = []
     for member in members:
         if group and (
@@ -71,5 +71,5 @@ def _joins(group: list[Member], member: Member, merge_bytes: int, span_ms: int |
         return True
     if group_is_free:
         return member.expected_bytes <= group_bytes
-    # The group has taken in a clean segment already: it goes on only with what is free.
+    # The group already contains a clean segment: it takes in only segments that are free to join.
     return member.free_to_join

@@ -1,7 +1,7 @@
-"""Which readers still need tombstones: those that committed a position and were active not long ago.
+"""The readers that still need tombstones: those that committed a position and were active recently.
 
 A reader is active while it has committed or polled within `reader.hold.ms`. Time in which nothing maintained
-the log does not count, because nobody could read then either; so each maintenance round notes that it was here.
+the log does not count, because nobody could read then either. So each maintenance round notes that it ran.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lastword.folder.paths import UPTIME_FILE
 
 _DOWN_AFTER_MS = 15 * 60 * 1000
 Downtimes = Sequence[tuple[int, int]]
-"""When nothing maintained the log: from, until."""
+"""The times in which nothing maintained the log: from, until."""
 
 _KEPT_MS = 90 * 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderPosition:
-    """Where a named reader stands in a partition, and when it was last seen."""
+    """The position of a named reader in a partition, and when it was last active."""
 
     reader: str
     partition: int
@@ -34,7 +34,7 @@ class ReaderPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readership:
-    """Who reads a topic, as of now: what says which tombstones are still needed."""
+    """The readers of a topic, as of now. They decide which tombstones are still needed."""
 
     readers: Sequence[ReaderPosition]
     downtimes: Downtimes
@@ -43,7 +43,7 @@ class Readership:
     now_ms: int
 
     def active(self, partition: int) -> list[ReaderPosition]:
-        """The readers of a partition that were active not long ago."""
+        """Return the readers of a partition that were active recently."""
         return [
             each
             for each in self.readers
@@ -51,7 +51,7 @@ class Readership:
         ]
 
     def hold(self, partition: int) -> ReaderHold:
-        """The lowest position of an active reader of a partition."""
+        """Return the lowest position of an active reader of a partition."""
         positions = [each.position for each in self.active(partition)]
         if not positions:
             return ReaderHold(max_ms=self.hold_max_ms)
@@ -65,13 +65,13 @@ class Readership:
 
 
 class Uptime:
-    """When the log was maintained, and when nobody was there. Owned by whoever does maintenance."""
+    """The times in which the log was maintained, and its downtimes. Owned by the process that does maintenance."""
 
     def __init__(self, data_folder: Path) -> None:
         self._path = data_folder / UPTIME_FILE
 
     def downtimes(self, now_ms: int) -> list[tuple[int, int]]:
-        """When nobody was there, up to now: also since the last note, if that is long ago."""
+        """Return the downtimes up to now, including the time since the last note if that is long ago."""
         saved = self._load()
         down = [(start, end) for start, end in saved.get("down", ())]
         last_ms = saved.get("here_ms", now_ms)

@@ -1,4 +1,4 @@
-"""Compaction in this process, with the same kernels: for a machine without Java, and for small logs."""
+"""Compaction in this process, with the same kernels, for machines without Java and for small logs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from lastword.compaction.service import EngineFactory, ServiceContext
 
 
 class InlineCompactionServiceFactory(EngineFactory):
-    """No Spark, no Java: one partition after the other, on two threads."""
+    """A factory that needs neither Spark nor Java: one partition after another, on two threads."""
 
     def make_engine(self, context: ServiceContext) -> InlineEngine:  # noqa: ARG002
         return InlineEngine()

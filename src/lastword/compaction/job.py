@@ -1,14 +1,15 @@
 """A compaction run over topics: plan, carry out, commit, report.
 
-By its steps, for partitions of any number of topics:
+The steps, for partitions of any number of topics:
 1. look at each table and plan (plan.py): which partitions, which segments, by which rules;
-2. take a lease a topic, whose id is in the names of the files to be written;
+2. take a lease for each topic, whose id is in the names of the files to be written;
 3. hand the units to the engine, some at a time, the most urgent first;
-4. commit what is done, a snapshot for each topic of them: files out, files in, positions. A partition one of whose segments
+4. commit the finished units, one snapshot per topic: files out, files in, positions. A partition with a segment that
    is no longer there, whether that was noticed here or by reading it, is planned again from a fresh look at the
-   log; the others are committed. What fails is reported and leaves no trace.
+   log; the others are committed. A failure is reported and leaves no trace.
 
-Killed before a commit: nothing has changed, and the collector takes the files. After it: everything has.
+If the process is killed before a commit, nothing has changed, and the collector removes the files. After it,
+everything has.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ logger = logging.getLogger(__name__)
 
 PLAN_AGAIN_TIMES = 5
 WAVE_BYTES = 256 << 20
-"""So much goes to each task of an engine before what is done is committed."""
+"""The number of bytes that each task of an engine gets before the finished units are committed."""
 
 OnRecordsAndBytes = Callable[[int, int, int, int], None]
-"""Called with records done, records in all, bytes done and bytes in all."""
+"""Called with the records done, the total records, the bytes done and the total bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionReport:
-    """What a run did to a partition. `problem` is set, and nothing was changed, where it failed."""
+    """The result of a run for a partition. If it failed, `problem` is set and nothing was changed."""
 
     topic: str
     partition: int
@@ -77,7 +78,7 @@ class PartitionReport:
     read_bytes: int = 0
     written_bytes: int = 0
     peak_set_bytes: int = 0
-    """The memory of the largest set of keys that a task had; 0 where Spark compared them."""
+    """The memory of the largest set of keys that a task had; 0 if Spark compared them."""
     duration_s: float = 0.0
     problem: str | None = None
 
@@ -88,7 +89,7 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionFailure:
-    """A partition that could not be compacted, or with no partition a whole topic, and why."""
+    """A partition that could not be compacted, or a whole topic if `partition` is None, and why."""
 
     topic: str
     partition: int | None
@@ -97,12 +98,12 @@ class CompactionFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionReport:
-    """What a run did, partition by partition."""
+    """The result of a run, partition by partition."""
 
     engine: str
     partitions: tuple[PartitionReport, ...] = ()
     failed_topics: tuple[tuple[str, str], ...] = ()
-    """Topics of which nothing could be compacted, and why. The others went on."""
+    """Topics of which nothing could be compacted, and why. The other topics were not affected."""
     duration_s: float = 0.0
 
     @property
@@ -112,7 +113,7 @@ class CompactionReport:
 
     @property
     def failures(self) -> tuple[CompactionFailure, ...]:
-        """Everything that failed: whole topics first, then partitions. Without any, the run did all that it had to."""
+        """Everything that failed: whole topics first, then partitions. If empty, the run did all that it had to."""
         return (
             *(
                 CompactionFailure(topic=topic, partition=None, message=why)
@@ -140,7 +141,7 @@ class _Done:
 
 
 def topic_failed(topic: str, error: Exception) -> tuple[str, str]:
-    """Log and count a topic of which nothing could be compacted; an entry of `CompactionReport.failed_topics`."""
+    """Log and count a topic of which nothing could be compacted. Return its entry of `failed_topics`."""
     why = str(error) or type(error).__name__
     logger.error("compaction of %s failed: %s", topic, why)
     metrics.COMPACTION_ERRORS.labels(topic).inc()
@@ -155,7 +156,7 @@ def unit_of(
     job_id: str,
     max_set_bytes: int | None = None,
 ) -> Unit:
-    """The work that a plan comes to."""
+    """Return the unit of work for a plan."""
     return Unit(
         topic=plan.topic,
         partition=plan.partition,
@@ -175,11 +176,11 @@ def unit_of(
 
 
 JOB_DETAIL = "job"
-"""What all commits of one run over a topic have in common."""
+"""The snapshot detail that all commits of one run over a topic have in common."""
 
 
 class _EngineDownError(UnavailableError):
-    """The engine can't be started. It is no partition's fault."""
+    """The engine can't be started. No partition is the cause."""
 
 
 class Compactor:
@@ -205,10 +206,10 @@ class Compactor:
         progress: OnRecordsAndBytes | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CompactionReport:
-        """Compact what is due, the most urgent first, but what is in `last` after all others.
+        """Compact the partitions that are due, the most urgent first, but those in `last` after all others.
 
-        `begin` is told what is compacted next. `stop` is asked between commits; what is not begun by then is left
-        for later.
+        `begin` is called with the partitions that are compacted next. `stop` is called between commits. If it
+        returns True, partitions that have not begun are left for later.
         """
         started_s = monotonic_s()
         reports: dict[tuple[str, int], PartitionReport] = {}
@@ -232,7 +233,7 @@ class Compactor:
                     failed.append(topic_failed(target.topic, error))
             planned.sort(key=lambda each: planning.urgency(each.plan))
             watch = _Watch(planned, progress)
-            # Nothing to do must not start an engine.
+            # Don't start an engine if there is nothing to do.
             for wave in self._waves(planned, last) if planned else ():
                 if stop():
                     break
@@ -256,7 +257,7 @@ class Compactor:
 
     @property
     def _parallel(self) -> int:
-        """How many tasks the engine runs at a time. One that can't be started is tried once a run, not once a topic."""
+        """The number of tasks that the engine runs at a time. Starting it is tried once per run, not per topic."""
         if self._engine_error is not None:
             raise self._engine_error
         try:
@@ -268,10 +269,10 @@ class Compactor:
     def _waves(
         self, planned: Sequence[_Planned], last: Sequence[tuple[str, int | None]]
     ) -> Iterator[list[_Planned]]:
-        """What goes to the engine at a time: enough to keep it busy, few enough to commit often.
+        """Yield the partitions that go to the engine at a time: enough to keep it busy, few enough to commit often.
 
-        An engine that does one thing at a time commits each partition as it is done. What comes last comes alone: it
-        may be what a process did not survive.
+        With an engine that does one thing at a time, each partition is committed as it is done. Each partition in
+        `last` goes alone: it may be one that a process did not survive.
         """
         parallel = self._parallel
         most = parallel * 4 if parallel > 1 else 1
@@ -321,7 +322,7 @@ class Compactor:
         return _Planned(plan=plan, target=target, lease=lease, job=Job(unit=unit, way=way, shares=shares))
 
     def _choose_way(self, plan: PartitionPlan, target: Target) -> tuple[Way, int, int]:
-        """The way, the number of shares, and the memory that a set of keys may use."""
+        """Return the way, the number of shares, and the memory that a set of keys may use."""
         memory_bytes = self._config.compaction_task_memory_bytes
         if not plan.keyed:
             # No set of keys is needed, and the result is one segment.
@@ -337,7 +338,7 @@ class Compactor:
         key_bytes = 32
         room_bytes = planning.room_for_keys(memory_bytes, plan.records)
         if planning.key_memory(keys, key_bytes, versioned=versioned) > room_bytes:
-            # The number of records is too coarse a bound; the sketches know better.
+            # The number of records is too coarse a bound; the sketches give a better one.
             sketches = Sketches(target.table.files)
             keys = min(keys, round(sketches.distinct_keys(inserted) * 1.1))
             key_bytes = sketches.mean_key_bytes(inserted)
@@ -392,7 +393,7 @@ class Compactor:
     def _finish(
         self, target: Target, results: Sequence[tuple[_Planned, Result]]
     ) -> tuple[list[PartitionReport], list[_Planned]]:
-        """Commit what was carried out; the reports, and what has to be planned again."""
+        """Commit what was carried out. Return the reports, and what has to be planned again."""
         done = [
             _Done(planned=each, outcome=result) for each, result in results if isinstance(result, Outcome)
         ]
@@ -415,7 +416,7 @@ class Compactor:
         return reports, stale
 
     def _is_overtaken(self, planned: _Planned) -> bool:
-        """Whether something has changed what was planned, so that a failure says nothing: a file may be gone."""
+        """Return whether the plan is out of date, so that a failure says nothing: a file may be gone."""
         table = planned.target.table
         try:
             base = table.snapshot()
@@ -428,7 +429,7 @@ class Compactor:
         if not stale:
             return []
         logger.info(
-            "%s partitions %s changed meanwhile and are planned again",
+            "%s partitions %s changed in the meantime and are planned again",
             stale[0].plan.topic,
             ", ".join(str(each.plan.partition) for each in stale),
         )
@@ -441,7 +442,7 @@ class Compactor:
         )
 
     def _commit(self, target: Target, done: Sequence[_Done]) -> tuple[list[PartitionReport], list[_Done]]:
-        """Commit the outcomes whose segments are all still there; the reports, and the outcomes that are stale."""
+        """Commit the outcomes whose segments are all still there. Return the reports, and the stale outcomes."""
         now_ms = self._clock.now_ms()
 
         def attempt() -> tuple[Snapshot, list[_Done], list[_Done]]:
@@ -488,7 +489,7 @@ class Compactor:
 
 @contextmanager
 def _gone_is_conflict() -> Iterator[None]:
-    """A file that goes while a snapshot is looked at says that there is a later one: look again."""
+    """Turn a missing file into a conflict: it means that there is a later snapshot, so the caller looks again."""
     try:
         yield
     except SegmentGoneError as error:
@@ -496,9 +497,9 @@ def _gone_is_conflict() -> Iterator[None]:
 
 
 def _fits(plan: PartitionPlan, base: Snapshot, live: set[str]) -> bool:
-    """Whether a partition still is as it was when it was planned."""
+    """Return whether a partition is still as it was when it was planned."""
     at = base.positions[plan.partition]
-    # What has fallen below the log start meanwhile may have beaten records behind it, which must stay then.
+    # Records that fell below the log start in the meantime may have beaten later records, which must stay then.
     competitors_are_there = (
         plan.rules.strategy.order == "newest" or not plan.keyed or at.log_start == plan.positions.log_start
     )
@@ -510,7 +511,7 @@ def _fits(plan: PartitionPlan, base: Snapshot, live: set[str]) -> bool:
 
 
 def _moved(at: Positions, done: _Done, settings: TopicSettings, now_ms: int) -> Positions:
-    """The positions after a commit: what was compacted is clean now, and tombstones have their deadlines."""
+    """Return the positions after a commit: the compacted range is clean now, and its tombstones have deadlines."""
     plan, outcome = done.planned.plan, done.outcome
     report = _report(done)
     last_run = LastRun(now_ms, round(outcome.duration_s * 1000), report.reclaimed_bytes)
@@ -544,18 +545,18 @@ def _moved(at: Positions, done: _Done, settings: TopicSettings, now_ms: int) -> 
 
 def _clean_max_timestamp_ms(at: Positions, dirty: Sequence[Segment]) -> int | None:
     if at.clean_max_timestamp_ms is None and at.first_dirty > at.log_start:
-        # Earlier runs did not say it, and the records are gone.
+        # Earlier runs did not note it, and the records are gone.
         return None
     return max((at.clean_max_timestamp_ms or -1, *(each.max_timestamp_ms for each in dirty)))
 
 
 def _left_behind(plan: PartitionPlan, outcome: Outcome, settings: TopicSettings) -> OldestTombstones:
-    """Lower bounds of the timestamps of the tombstones that are left."""
+    """Return lower bounds of the timestamps of the tombstones that are left."""
     known = {segment.path for segment in outcome.added} | set(outcome.examined)
     found = [outcome.oldest_examined, *(each.oldest for each in outcome.rewritten)]
     for segment in outcome.left:
         if segment.path not in known and segment.null_values:
-            # It is clean: what the runs before knew still holds for it.
+            # It is clean: the bounds that earlier runs found still hold.
             found += [
                 rule.oldest_within(
                     plan.rules,
@@ -597,7 +598,9 @@ def _sum(segments: Sequence[Segment], attribute: str) -> int:
 
 
 def _failed(planned: _Planned, result: Result) -> PartitionReport:
-    message = result.message if isinstance(result, Failure) else "its keys fit into no task's memory"
+    message = (
+        result.message if isinstance(result, Failure) else "its keys don't fit into the memory of a task"
+    )
     logger.error(
         "compaction of %s partition %d failed: %s", planned.plan.topic, planned.plan.partition, message
     )
@@ -664,7 +667,7 @@ class _Watch:
         self.show(0, 0)
 
     def begin_again(self, stale: Sequence[_Planned], replanned: Sequence[_Planned]) -> None:
-        """What was done for nothing does not count, and what is planned instead may be more or less."""
+        """Take the stale plans out of the counts, and add the new ones, which may be more or less work."""
         for sign, some in ((-1, stale), (1, replanned)):
             self._records += sign * sum(each.plan.records for each in some)
             self._bytes += sign * sum(each.plan.size_bytes for each in some)
@@ -677,7 +680,7 @@ class _Watch:
 
 
 class _Watching:
-    """While it is entered, a thread shows how far the jobs have come."""
+    """A context in which a thread reports the progress of the jobs."""
 
     def __init__(self, watch: _Watch, planned: Sequence[_Planned]) -> None:
         self._watch = watch

@@ -1,7 +1,7 @@
-"""Compacts one partition in one task: finds survivors on one thread, rewrites on others meanwhile.
+"""Compacts one partition in one task: finds survivors on one thread while others rewrite.
 
-This is where the parts meet, wherever it runs: in an executor's task, or in this process. A failure leaves files
-that nothing names, and nothing else.
+This module ties the parts together, both in an executor's task and in this process. A failure leaves only files
+that nothing refers to.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROGRESS = struct.Struct(">QQ")
 
 
 def compact(unit: Unit) -> Outcome:
-    """One stage: find and rewrite at the same time."""
+    """Run the only stage: find and rewrite at the same time."""
     started_s = monotonic_s()
     survivors = Survivors(unit)
     progress = ProgressFile(unit.progress_path)
@@ -46,7 +46,7 @@ def compact(unit: Unit) -> Outcome:
 
 
 def rewrite_masked(unit: Unit, masks: Sequence[Mask]) -> Outcome:
-    """The second of two stages: the masks are known."""
+    """Run the second of two stages: the masks are known."""
     started_s = monotonic_s()
     newest_first = reversed(list(enumerate(masks)))
     results = _rewrite_all(unit, iter(newest_first), ProgressFile(unit.progress_path))
@@ -54,7 +54,7 @@ def rewrite_masked(unit: Unit, masks: Sequence[Mask]) -> Outcome:
 
 
 def split(unit: Unit, masks: Sequence[Mask], pieces: int) -> list[tuple[Unit, list[Mask]]]:
-    """The groups of a unit dealt out to several units, so that several tasks can rewrite it."""
+    """Distribute the groups of a unit over several units, so that several tasks can rewrite it."""
     members = [_member(unit, index, _kept(mask)) for index, mask in reversed(list(enumerate(masks)))]
     grouped = [list(reversed(group)) for group in _groups(unit, members)]
     grouped.reverse()
@@ -103,7 +103,7 @@ def _rewrite_all(
     progress: ProgressFile,
     footers: Mapping[int, pq.FileMetaData] | None = None,
 ) -> list[Rewritten | Examined | bool]:
-    """Rewrite group by group while the masks come in. True stands for a segment that was spared."""
+    """Rewrite group by group while the masks arrive. True stands for a segment that was spared."""
     results: list[Rewritten | Examined | bool] = []
     ahead = Ahead()
 
@@ -137,18 +137,21 @@ def _rewrite_all(
 
 
 def spared(unit: Unit, kept: Sequence[int]) -> set[int]:
-    """The segments, by index, that a run leaves as they are although they lose; `kept` is what each would keep."""
+    """Return the indexes of segments that a run leaves alone although they would lose records.
+
+    `kept` is the number of records that each would keep.
+    """
     members = [_member(unit, index, each) for index, each in reversed(list(enumerate(kept)))]
     return {group[0].index for group in _groups(unit, members) if _is_spared(group)}
 
 
 def may_spare(unit: Unit) -> bool:
-    """Whether a segment could be spared, by what is known without a look at its keys."""
+    """Return whether a segment could be spared, without looking at its keys."""
     return any(_spares(unit, segment, segment.records - 1) for segment in unit.segments)
 
 
 def _is_spared(group: Sequence[Member]) -> bool:
-    """Whether a group is left alone: one that is joined with others is rewritten in any case."""
+    """Return whether a group is left alone. A segment that is joined with others is always rewritten."""
     return len(group) == 1 and group[0].spared
 
 
@@ -181,9 +184,9 @@ def _member(unit: Unit, index: int, kept: int) -> Member:
 
 
 def _spares(unit: Unit, segment: Segment, kept: int) -> bool:
-    """Whether a clean segment has too little garbage to be rewritten.
+    """Return whether a clean segment has too little garbage to be rewritten.
 
-    Where a winner may go, no record that it beats may stay behind: then nothing is spared.
+    If a winner may be removed, no record that it beats may stay behind: then nothing is spared.
     """
     garbage = segment.records - kept
     return (
@@ -196,7 +199,7 @@ def _spares(unit: Unit, segment: Segment, kept: int) -> bool:
 
 
 class ProgressFile:
-    """Counts what a task has done in a small file that whoever started it reads; without a path nowhere."""
+    """Counts the work of a task in a small file that the starting process reads. Without a path it does nothing."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -217,7 +220,7 @@ class ProgressFile:
 
 
 def read_progress(path: Path) -> tuple[int, int]:
-    """Records and bytes that a task has been through."""
+    """Return the records and bytes that a task has processed."""
     try:
         records, size_bytes = _PROGRESS.unpack(path.read_bytes())
     except (FileNotFoundError, struct.error):

@@ -1,16 +1,16 @@
-"""The exact set of keys that compaction has seen so far, compiled by numba. Nothing here decides who wins.
+"""The exact set of keys that compaction has seen so far, compiled by numba. The strategy decides which record wins.
 
 Open addressing over two arrays. A *slot* (64 bits) holds a tag, the upper 28 bits of the key's hash, and in the
-lower 36 bits where in the *arena* the key is; 0 is an empty slot. The arena holds for each key its ordinal (how
-many keys were there before it), its length and its bytes, padded to 4. The tag only spares comparisons: the
-length and every byte decide whether two keys are the same.
+lower 36 bits the place of the key in the *arena*; 0 is an empty slot. The arena holds for each key its ordinal
+(the number of keys before it), its length and its bytes, padded to 4. The tag only saves comparisons: the length
+and every byte decide whether two keys are the same.
 
-Rows are taken in blocks: first all hashes of a block, asking the processor to fetch their slots; then the slots,
-asking for the keys that they point to; then the comparisons, by when the memory is there. On millions of keys
-that is more than twice as fast as row by row, since almost every look-up misses the processor's caches.
+Rows are processed in blocks: first hash all keys of a block and prefetch their slots; then read the slots and
+prefetch the keys that they point to; then compare, when the memory has arrived. On millions of keys that is more
+than twice as fast as row by row, since almost every lookup misses the processor's caches.
 
 The set can be split: a *share* takes only keys whose hash falls to it, so that several tasks, or several rounds
-with less memory each, find together what one set would. Hashes depend on a seed, chosen anew for each run, so
+with less memory each, together find what one set would. Hashes depend on a seed, chosen anew for each run, so
 that nobody can prepare keys that collide.
 
 Importing this module compiles the loops, or loads them from numba's cache.
@@ -38,7 +38,7 @@ _BLOCK: Final = 128
 _ENTRY_HEAD_WORDS: Final = 2
 _TYPICAL_ENTRY_BYTES: Final = 32
 
-# What `absorb` keeps between calls, and why it came back.
+# The state that `_absorb` keeps between calls, and the reasons why it returns.
 _WORDS, _NEXT_ROW, _KEYS, _WANTED_WORDS = range(4)
 _DONE, _SLOTS_FULL, _ARENA_FULL = range(3)
 
@@ -158,9 +158,9 @@ def _equal(left, left_start, right, right_start, size):
 def _absorb(
     data, offsets, valid, backwards, insert, slots, arena, progress, mask, ordinals, seed, share, shares
 ):
-    """Go over the rows of one key column, last row first if `backwards`; mask[row] = 1 where the key is new.
+    """Go over the rows of one key column, last row first if `backwards`. Set mask[row] to 1 where the key is new.
 
-    Rows without a key are always new, to share 0. With room in `ordinals` each row's key is named there.
+    Rows without a key are always new, in share 0. If `ordinals` has room, it gets the ordinal of each row's key.
     """
     rows = len(offsets) - 1
     slot_mask = _U64(len(slots) - 1)
@@ -254,7 +254,7 @@ def _fill_slots(slots, arena, words, seed):
 
 @njit(nogil=True, cache=True)
 def _contest(ordinals, known, versions, first_row, best_row, best_known, best_version):
-    """Let each row challenge the best one of its key so far; rows come in offset order, so a tie goes to the later."""
+    """Let each row challenge the best row of its key so far. Rows come in offset order, and the later wins a tie."""
     for index in range(len(ordinals)):
         ordinal = ordinals[index]
         if ordinal < 0:
@@ -283,7 +283,7 @@ def _hash_rows(data, offsets, valid, seed, hashes):
 
 
 def hash_rows(column: pa.Array, seed: int) -> npt.NDArray[np.uint64]:
-    """A hash of each row of a binary or text column; null has one of its own."""
+    """Return a hash of each row of a binary or text column. All nulls have one fixed hash."""
     hashes = np.empty(len(column), np.uint64)
     data, offsets, valid = _buffers(column)
     _hash_rows(data, offsets, valid, _U64(seed), hashes)
@@ -292,7 +292,7 @@ def hash_rows(column: pa.Array, seed: int) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which of how many shares of the keys a set takes."""
+    """The share of the keys that a set takes: its index, and the number of shares."""
 
     index: int = 0
     count: int = 1
@@ -303,7 +303,7 @@ class SetTooLargeError(Exception):
 
 
 class KeySet:
-    """The keys seen so far. `expected_keys` only spares growing; past `max_bytes` it raises SetTooLargeError."""
+    """The keys seen so far. `expected_keys` only saves growing. Past `max_bytes` it raises SetTooLargeError."""
 
     def __init__(
         self,
@@ -340,7 +340,7 @@ class KeySet:
         backwards: bool = False,
         ordinals: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Set mask[row] to 1 for each row whose key was not in the set before it, and put the key in."""
+        """Set mask[row] to 1 for each row whose key was not in the set before it, and add the key."""
         self._absorb(keys, mask, backwards, True, ordinals)
 
     def look_up(self, keys: pa.Array, mask: _Bytes) -> None:
@@ -381,7 +381,7 @@ class KeySet:
     def _grow(self, outcome: int) -> None:
         used = int(self._progress[_WORDS]) * 4
         if outcome == _SLOTS_FULL:
-            # The old slots are given back first: the arena has everything that is needed to fill new ones.
+            # Free the old slots first: the arena has everything that is needed to fill new ones.
             count = len(self._slots) * 2
             self._slots = np.empty(0, np.uint64)
             self._check_room(count * 8 + self._arena.nbytes)
@@ -413,7 +413,7 @@ class BestVersions:
     def challenge(
         self, keys: pa.Array, known: _Bytes, versions: npt.NDArray[np.int64], mask: _Bytes, first_row: int
     ) -> None:
-        """Take in the next rows, in offset order. mask[row] becomes 1 only where a row has no key."""
+        """Add the next rows, in offset order. Set mask[row] to 1 only for rows without a key."""
         ordinals = np.full(len(keys), -1, np.int64)
         is_new = np.zeros(len(keys), np.uint8)
         self._keys.add(keys, is_new, ordinals=ordinals)
@@ -426,7 +426,7 @@ class BestVersions:
         _contest(ordinals, known, versions, first_row, self._rows, self._known, self._versions)
 
     def rows(self) -> npt.NDArray[np.int64]:
-        """The winning rows, as numbered by `challenge`."""
+        """Return the winning rows, as numbered by `challenge`."""
         return self._rows[: len(self._keys)]
 
 
@@ -435,7 +435,7 @@ _NO_ORDINALS: Final = np.empty(0, np.int64)
 
 
 def _buffers(column: pa.Array) -> tuple[_Bytes, npt.NDArray[np.int32], _Bytes]:
-    """The bytes of a binary column, where each row begins, and which rows are not null (nothing: all)."""
+    """Return the bytes of a binary column, the start of each row, and which rows are not null (empty: all)."""
     _, offset_buffer, data_buffer = column.buffers()
     if offset_buffer is None:
         return _NOTHING, np.zeros(len(column) + 1, np.int32), _NOTHING

@@ -1,8 +1,8 @@
-"""What compaction will do, and why: pure functions of metadata, settings and the time.
+"""Plans what compaction does, and says why: pure functions of metadata, settings and the time.
 
-A partition is *due* when its policy has `compact`, it has dirty segments that may be compacted, and its dirty
-ratio reaches min.cleanable.dirty.ratio or a dirty record is older than max.compaction.lag.ms; or when, with
-nothing dirty, tombstones could really go now; or, under any policy, when enough small segments wait to be joined.
+Under a policy with `compact`, a partition is *due* when it has dirty segments that may be compacted, and its dirty
+ratio reaches min.cleanable.dirty.ratio or a dirty record is older than max.compaction.lag.ms. It is also due when
+tombstones can actually be removed now. Under `delete` alone it is due when enough small segments can be joined.
 It is never due for something that a run can't change.
 """
 
@@ -26,26 +26,26 @@ Reason = Literal[
 Way = Literal["one stage", "two stages", "Spark SQL"]
 
 JOIN_COUNT = 8
-"""So many small neighbours make a partition due on their own."""
+"""The number of small neighbours that makes a partition due."""
 
 BYTES_PER_KEY = 48
-"""What a set of keys needs for a key beside its bytes, at the worst moment of growing: slots that are at least
-three tenths full, an entry's head, and half of the entries once more."""
+"""The memory that a set needs per key beside the key's bytes, at the worst moment of growing: slots that are at
+least three tenths full, an entry's head, and half of the entries once more."""
 
 BYTES_PER_VERSION = 42
-"""What the best version of a key needs beside the set, at the worst moment of growing: its row, the version and
-whether it is known, with twice the room that is used, and one of them once more."""
+"""The memory that the best version of a key needs beside the set, at the worst moment of growing: its row, the
+version and whether it is known, with twice the room that is used, and one of them once more."""
 
 MAX_RUNS_KEPT = 16
 MAX_SHARES = 16
 
 Distinct = Callable[[Sequence[Segment]], float]
-"""About how many distinct keys some segments have, from their sketches."""
+"""Estimates the number of distinct keys of some segments, from their sketches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """What planning knows of a partition."""
+    """A partition as planning sees it."""
 
     partition: int
     positions: Positions
@@ -53,7 +53,7 @@ class PartitionView:
     log_end: int
     hold: ReaderHold
     looked_ms: int | None = None
-    """When `log_end` was read, or before; None: just now."""
+    """The time when `log_end` was read, or an earlier one; None: just now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +77,9 @@ class PartitionPlan:
     positions: Positions
     segments: tuple[Segment, ...]
     compactable_end: int
-    """Everything sealed below it goes through this run."""
+    """This run covers everything sealed below this offset."""
     seen: tuple[int, int]
-    """When the log was looked at, and its end then."""
+    """The time when the log was looked at, and its end then."""
     rules: Rules
     keyed: bool
     estimate: Estimate | None = None
@@ -100,14 +100,14 @@ class PartitionPlan:
 
 
 def compactable(segments: Sequence[Segment], settings: TopicSettings, now_ms: int) -> tuple[Segment, ...]:
-    """The segments of a partition, in offset order, before the first that min.compaction.lag.ms holds back."""
+    """Return the segments of a partition, in offset order, before the first that min.compaction.lag.ms holds back."""
     return tuple(segments[: bisect_right(compactable_from(segments, settings), now_ms)])
 
 
 def compactable_from(segments: Sequence[Segment], settings: TopicSettings) -> list[int]:
-    """From when on each segment of a partition may be compacted: it, and each before it, has to be old enough."""
+    """Return when each segment of a partition may first be compacted: it and all before it must be old enough."""
     if settings.min_compaction_lag_ms == 0:
-        # Also records whose timestamps lie ahead are not held back.
+        # Records with timestamps in the future are not held back either.
         return [0] * len(segments)
     ready_ms = (segment.max_timestamp_ms + settings.min_compaction_lag_ms for segment in segments)
     return list(itertools.accumulate(ready_ms, max))
@@ -120,7 +120,7 @@ def dirty_ratio(
     now_ms: int,
     distinct: Distinct | None = None,
 ) -> float:
-    """The dirty ratio by bytes, or, where the setting says so and sketches are at hand, by records."""
+    """Return the dirty ratio by bytes, or by records if the setting says so and sketches are available."""
     ready = compactable(segments, settings, now_ms)
     if settings.dirty_ratio_basis == "records" and distinct is not None:
         if not any(segment.last_offset >= at.first_dirty for segment in ready):
@@ -142,9 +142,9 @@ def propose(
     asked_for: bool = False,
     force: bool = False,
 ) -> list[PartitionPlan]:
-    """The partitions that are due, the overdue ones first, then the dirtiest.
+    """Return plans for the partitions that are due, the overdue ones first, then the dirtiest.
 
-    With `asked_for` whatever is dirty is due; with `force` so is every partition that has compactable segments.
+    With `asked_for`, every dirty partition is due. With `force`, so is every partition with compactable segments.
     """
     plans = [
         plan
@@ -155,7 +155,7 @@ def propose(
 
 
 def urgency(plan: PartitionPlan) -> tuple[bool, float]:
-    """Sorts plans of any topics: overdue before all others, then by dirty ratio."""
+    """Return a sort key for plans of any topics: overdue before all others, then by dirty ratio."""
     return plan.reason != "max.compaction.lag.ms", -plan.dirty_ratio
 
 
@@ -174,7 +174,7 @@ def _propose_partition(
     ready = compactable(view.segments, settings, now_ms)
     if not ready:
         return None
-    # Everything up to the next segment has been through this run, also where the last records are gone.
+    # The run covers everything up to the next segment, even if the last records are gone.
     following = view.segments[len(ready)].first_offset if len(ready) < len(view.segments) else at.sealed_end
     seen = (now_ms if view.looked_ms is None else view.looked_ms, view.log_end)
     rules = rule.rules_for(
@@ -242,7 +242,7 @@ def _has_expiring(ready: Sequence[Segment], rules: Rules) -> bool:
 def _propose_join(
     topic: str, view: PartitionView, settings: TopicSettings, now_ms: int
 ) -> PartitionPlan | None:
-    """Under `delete` alone: join runs of small neighbours, within a span of segment.ms so that retention can go on."""
+    """Plan a join of small neighbours under `delete` alone, within a span of segment.ms so that retention works."""
     run = next((run for run in _runs(view.segments, settings) if len(run) >= JOIN_COUNT), None)
     if run is None:
         return None
@@ -267,9 +267,9 @@ def _propose_join(
 
 
 def _runs(segments: Sequence[Segment], settings: TopicSettings) -> Iterator[list[Segment]]:
-    """Neighbours that make one segment, without those at the front that outweigh the rest.
+    """Yield neighbours that fit into one segment, without those at the front that outweigh the rest.
 
-    So a file that was joined before is rewritten only when it at least doubles, and no record often.
+    So a file that was joined before is rewritten only when it at least doubles, and no record is rewritten often.
     """
     run: list[Segment] = []
     for segment in segments:
@@ -307,17 +307,17 @@ def estimate(ready: Sequence[Segment], distinct: Distinct) -> Estimate:
 
 
 def room_for_keys(memory_bytes: int, records: int) -> int:
-    """What the masks of a partition, a byte a record, leave of a task's memory; a quarter at the least."""
+    """Return the memory of a task that the masks leave, at one byte per record; at least a quarter."""
     return max(memory_bytes - records, memory_bytes // 4)
 
 
 def key_memory(keys: int, key_bytes: int, *, versioned: bool) -> int:
-    """About the memory that so many keys need while they are found, with their versions where those decide."""
+    """Estimate the memory that the search for this many keys needs, with their versions if those decide."""
     return int(keys * (_set_bytes_per_key(key_bytes) + (BYTES_PER_VERSION if versioned else 0)))
 
 
 def set_share(room_bytes: int, key_bytes: int, *, versioned: bool) -> int:
-    """What of the room for keys is the set's, so that the versions beside it have theirs."""
+    """Return the part of the room for keys that the set may use, so that the versions beside it have theirs."""
     own = _set_bytes_per_key(key_bytes)
     return int(room_bytes * own / (own + BYTES_PER_VERSION)) if versioned else room_bytes
 
@@ -329,11 +329,11 @@ def _set_bytes_per_key(key_bytes: int) -> float:
 def choose_way(
     *, needed_bytes: int, room_bytes: int, size_bytes: int, task_bytes: int, parallel: int
 ) -> tuple[Way, int]:
-    """How a partition is compacted, and into how many shares its keys are dealt.
+    """Return how a partition is compacted, and into how many shares its keys are divided.
 
-    One task if its keys fit into a task's room for them and it is not too large for one; else by shares of the
-    keys, as many as the memory or the machine asks for; past MAX_SHARES the keys are read too often, and Spark
-    sorts.
+    One task, if its keys fit into a task's room for them and it is not too large for one. Otherwise by shares of
+    the keys, as many as the memory or the machine requires. Past MAX_SHARES the keys would be read too often, and
+    Spark sorts.
     """
     shares = -(-needed_bytes // room_bytes)
     if shares <= 1 and (size_bytes <= task_bytes or parallel <= 1):

@@ -1,7 +1,7 @@
 """Threads that share the work of one compaction.
 
-What is to be done is a task. Whoever needs a task's result and finds that nobody has begun it does it at once, so
-nothing waits for a thread to become free, and without any threads everything still gets done, by the caller.
+Work is a task. A caller that needs the result of a task that no thread has begun runs it at once. So nothing
+waits for a thread to become free, and without any threads the caller does everything.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Generic, Self, TypeVar
 T = TypeVar("T")
 
 READS_AHEAD = 4
-"""So many tasks are handed out before the one whose result is needed."""
+"""The number of tasks that are handed out ahead of the one whose result is needed."""
 
 
 class Task(Generic[T]):
-    """Something to be done once, by whoever comes first. Its result can be taken once."""
+    """Work that is done once, by the first thread that gets to it. Its result can be taken once."""
 
     def __init__(self, do: Callable[[], T]) -> None:
         self._do: Callable[[], T] | None = do
@@ -28,14 +28,14 @@ class Task(Generic[T]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it, unless somebody has begun."""
+        """Do the work, unless another thread has begun it."""
         with self._lock:
             do, self._do = self._do, None
         if do is None:
             return
         try:
             self._result = do()
-        except BaseException as error:  # noqa: BLE001 - raised where the result is wanted
+        except BaseException as error:  # noqa: BLE001 - raised where the result is taken
             self._error = error
         self._done.set()
 
@@ -49,7 +49,7 @@ class Task(Generic[T]):
 
 
 class Pool:
-    """Some threads, and the tasks for them. Leaving the block waits for all tasks; the first error ends it."""
+    """Threads, and their tasks. Leaving the block waits for all tasks that were put; the first error ends it."""
 
     def __init__(self, threads: int) -> None:
         self._tasks: deque[tuple[Task[Any], bool]] = deque()
@@ -66,7 +66,7 @@ class Pool:
         return bool(self._threads)
 
     def put(self, do: Callable[[], None]) -> None:
-        """Something that must have been done when the block is left. Without threads it is done at once."""
+        """Add work that must be done before the block is left. Without threads, do it at once."""
         if self._error is not None:
             raise self._error
         if not self._threads:
@@ -74,12 +74,12 @@ class Pool:
             return
         with self._changed:
             self._open += 1
-            # Before what is only offered: the sooner it begins, the more it can share.
+            # Ahead of tasks that are only offered: the sooner it begins, the more it can share.
             self._tasks.appendleft((Task(do), True))
             self._changed.notify()
 
     def offer(self, task: Task[Any], *, soon: bool = False) -> None:
-        """A task whose result somebody will take: it may be done before; `soon`: ahead of all others."""
+        """Offer a task whose result will be taken later: a thread may do it before; `soon`: ahead of all others."""
         if not self._threads:
             return
         with self._changed:
@@ -90,7 +90,7 @@ class Pool:
             self._changed.notify()
 
     def in_order(self, tasks: Sequence[Task[T]]) -> Iterator[T]:
-        """The results of tasks in their order, while the next ones are worked on. Those offered before don't mind."""
+        """Yield the results of tasks in order while threads work on the next ones. They may be offered already."""
         offered = 1
         for index, task in enumerate(tasks):
             while offered < min(index + 1 + READS_AHEAD, len(tasks)):
@@ -103,7 +103,7 @@ class Pool:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
-            # The thread that is here has nothing else to do: it helps.
+            # This thread has nothing else to do, so it helps.
             while (next_up := self._next(wait=True)) is not None:
                 self._do(*next_up)
         with self._changed:
@@ -121,7 +121,7 @@ class Pool:
             self._do(*next_up)
 
     def _next(self, *, wait: bool) -> tuple[Task[Any], bool] | None:
-        """The next task; None when there will be none. `wait`: until all that must be done is done."""
+        """Return the next task; None if there will be none. With `wait`, also None once all tasks put are done."""
         with self._changed:
             while True:
                 if self._error is not None or self._closed or (wait and self._open == 0):

@@ -1,10 +1,10 @@
 """Rewrites segments: reads the row groups with survivors, keeps those rows, writes the new file.
 
-The new file goes to its final, unique name; nothing names it until the commit. Several segments may become one
-file, which is written in offset order by one thread; the others read what it will need next. A segment that
-will be rewritten for certain can be read before the file that it goes to is begun, while other masks are still
-being found. What has been read and not yet written is bounded (`Ahead`, pool.READS_AHEAD), and otherwise memory
-is a row group of what is read and one of what is written.
+The new file gets its final, unique name at once; nothing refers to it until the commit. Several segments may
+become one file. One thread writes it in offset order, and the others read the rows that it needs next. A segment
+that is certain to be rewritten can be read before its new file is begun, while other masks are still being found.
+The rows that are read and not yet written are bounded (`Ahead`, pool.READS_AHEAD). Otherwise memory holds one row
+group that is read and one that is written.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from lastword.segments.model import Segment
 from lastword.segments.raw import RawSegment, RowGroup
 
 AHEAD_BYTES = 128 << 20
-"""Survivors that may be in memory before the file that they go to is begun."""
+"""The bytes of survivors that may be in memory before their new file is begun."""
 
 _RUN_BYTES = 16 << 20
-"""Row groups are read in runs of about so many bytes."""
+"""The approximate size of the runs in which row groups are read."""
 
 
 @dataclass(slots=True)
 class Part:
-    """A segment and the mask of its rows that survive; `reads` are the tasks that read them, once there are any."""
+    """A segment and the mask of its surviving rows; `reads` are the tasks that read them, once there are any."""
 
     segment: Segment
     mask: Mask
@@ -45,7 +45,7 @@ class Part:
 
 
 class Ahead:
-    """How much has been read of which nothing has been written yet."""
+    """The bytes that were read ahead and not written yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """A segment that stays as it is although tombstones of it might have gone."""
+    """A segment that stays as it is although some of its tombstones might have been removed."""
 
     segment: Segment
     oldest: OldestTombstones
@@ -73,7 +73,7 @@ class Examined:
 
 
 class Read(Task[tuple[list[pa.Table], int]]):
-    """Reads the survivors of some row groups: the rows, and how many bytes of the file that took."""
+    """Reads the survivors of some row groups. The result is the rows, and the bytes read from the file."""
 
     def __init__(self, unit: Unit, part: Part, groups: Sequence[RowGroup], kept_bytes: int) -> None:
         super().__init__(lambda: _survivors(unit, part, groups))
@@ -82,7 +82,7 @@ class Read(Task[tuple[list[pa.Table], int]]):
 
 
 def read_ahead(unit: Unit, part: Part, pool: Pool, ahead: Ahead) -> None:
-    """Let a segment be read whose rows will certainly be written to a new file, if there is room for them."""
+    """Offer the reads of a segment whose rows are certain to go to a new file, if there is room for them."""
     if not pool.has_threads or _may_expire(unit, part.segment) or not part.mask.any():
         return
     reads = _reads(unit, part)
@@ -94,7 +94,7 @@ def read_ahead(unit: Unit, part: Part, pool: Pool, ahead: Ahead) -> None:
 
 
 def rewrite(unit: Unit, parts: Sequence[Part], pool: Pool, ahead: Ahead) -> Rewritten | Examined | None:
-    """Write what survives of neighbouring segments, in offset order, as one; None if nothing needs to be written."""
+    """Write the survivors of neighbouring segments, in offset order, as one. Return None if nothing needs writing."""
     removed = 0
     read_bytes = 0
     oldest: list[OldestTombstones] = []
@@ -140,7 +140,7 @@ def rewrite(unit: Unit, parts: Sequence[Part], pool: Pool, ahead: Ahead) -> Rewr
 
 
 def _reads(unit: Unit, part: Part) -> list[Read]:
-    """What has to be read of a segment, in runs of neighbouring row groups with survivors."""
+    """Return the reads that a segment needs, in runs of neighbouring row groups with survivors."""
     if not part.mask.any():
         return []
     with RawSegment(unit.files, part.segment, part.footer) as raw:
@@ -177,12 +177,12 @@ def _may_expire(unit: Unit, segment: Segment) -> bool:
 
 
 def _must_tell_oldest(unit: Unit, segment: Segment) -> bool:
-    """Whether somebody has to look how old the tombstones of a segment are, that no run has looked at yet."""
+    """Return whether this run has to find the age of a segment's tombstones, because no run has done so yet."""
     return unit.rules.tombstone_clock == "record" and segment.null_values > 0 and not unit.is_clean(segment)
 
 
 def _drop_tombstones(unit: Unit, raw: RawSegment, mask: Mask) -> tuple[int, OldestTombstones]:
-    """Take tombstones that may go out of the mask; how many, and the lowest timestamps of those that stay."""
+    """Drop removable tombstones from the mask. Return how many, and the lowest timestamps of those that stay."""
     removed = 0
     oldest: list[OldestTombstones] = []
     for group in raw.row_groups:

@@ -1,8 +1,8 @@
-"""Which records of a partition stay, as data: what a plan hands to the kernels, wherever they run.
+"""The rules that decide which records of a partition stay, as data that a plan hands to the kernels.
 
-A record of a compactable segment, by this order: below the log start it goes and competes with nobody; beaten by
-another record of its key it goes; a tombstone that may go goes; older than retention.ms, where the policy has
-`delete`, it goes; else it stays.
+For a record of a compactable segment, in this order: below the log start it is removed and does not compete; if
+another record of its key beats it, it is removed; a tombstone that may be removed is; if it is older than
+retention.ms and the policy has `delete`, it is removed; otherwise it stays.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _FOREVER_MS = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expiring:
-    """Tombstones with offsets in [start, end) may go, those with a timestamp before `before_ms`."""
+    """Tombstones that may be removed: those with offsets in [start, end) and a timestamp before `before_ms`."""
 
     start: int
     end: int
     before_ms: int = _FOREVER_MS
     due: bool = True
-    """Whether there may be one, as far as the last run knew."""
+    """Whether there may be such a tombstone, as far as the last run knew."""
 
 
 class OldestTombstones(NamedTuple):
-    """The lowest timestamp of the tombstones that no reader holds, and of those that one does; None: there is none."""
+    """The lowest timestamp of the tombstones that no reader holds, and of those that a reader holds; None: none."""
 
     free_ms: int | None = None
     held_ms: int | None = None
@@ -50,7 +50,7 @@ class Rules:
     log_start: int
     expiring: tuple[Expiring, ...]
     retention_before_ms: int | None
-    """Records with an older timestamp go; None where no record goes by age."""
+    """Records with an older timestamp are removed; None if no record is removed by age."""
     tombstone_clock: Literal["compaction", "record"] = "compaction"
     held_from: int = _FOREVER_MS
     """Tombstones from this offset on wait for a reader."""
@@ -66,7 +66,7 @@ class ReaderHold:
 
     position: int = _FOREVER_MS
     max_ms: int = 0
-    """How long past its expiry a tombstone waits at most."""
+    """The longest time that a tombstone waits past its expiry."""
 
 
 def rules_for(
@@ -79,9 +79,9 @@ def rules_for(
     hold: ReaderHold,
     now_ms: int,
 ) -> Rules:
-    """The rules of a run that begins now and passes everything below `compactable_end`.
+    """Return the rules of a run that begins now and passes everything below `compactable_end`.
 
-    `all_compactable` says that nothing is sealed beyond it; `seen` is when the log was looked at, and its end then.
+    `all_compactable` says that nothing is sealed beyond it; `seen` is the time of the look at the log, and its end.
     """
     return Rules(
         strategy=strategy_of(settings),
@@ -104,11 +104,11 @@ def rules_for(
 
 
 def on_clock(settings: TopicSettings, at: Positions) -> Positions:
-    """Positions whose deadlines are all of the clock that tombstone.clock names now.
+    """Return the positions with all deadlines converted to the clock that tombstone.clock names now.
 
-    Each clock's deadlines mean something else. To the compaction clock all tombstones of a range that the record
-    clock knew were passed by the last run at the latest. To the record clock one of a range that the compaction
-    clock knew may have expired at any time: the next run looks.
+    The deadlines of the two clocks differ in meaning. For the compaction clock, all tombstones in a range of the
+    record clock were passed by the last run at the latest. For the record clock, a tombstone in a range of the
+    compaction clock may have expired at any time: the next run looks.
     """
     by_record = settings.tombstone_clock == "record"
     if all(each.by_record == by_record for each in at.deadlines):
@@ -136,9 +136,9 @@ def expiring(
     hold: ReaderHold,
     now_ms: int,
 ) -> tuple[Expiring, ...]:
-    """Where tombstones may go now. Only those that an earlier run has passed: they linger at least one round."""
+    """Return the ranges of removable tombstones. An earlier run must have passed them: they stay at least a round."""
     if strategy_of(settings).order != "newest" and not all_compactable:
-        # A tombstone may beat records behind it: one in a segment that this run leaves alone would come back.
+        # A tombstone may beat later records: one in a segment that this run leaves alone would come back.
         return ()
     latest_ms = _latest_safe_expiry(settings, at, compactable_end=compactable_end, seen=seen, now_ms=now_ms)
     found: list[Expiring] = []
@@ -164,11 +164,11 @@ def expiring(
 def _latest_safe_expiry(
     settings: TopicSettings, at: Positions, *, compactable_end: int, seen: tuple[int, int], now_ms: int
 ) -> int:
-    """The latest expiry of a tombstone that may go now.
+    """Return the latest expiry of a tombstone that may be removed now.
 
     Where versions are compared, a late record may lose to the tombstone, and must not come back because the
-    tombstone went first. So every record appended before the expiry has to be compactable in this run; an
-    earlier run that began after the expiry knows how far the log had come by then.
+    tombstone was removed first. So every record appended before the expiry has to be compactable in this run. An
+    earlier run that began after the expiry knows the log end of that time.
     """
     if not strategy_of(settings).is_versioned:
         return now_ms
@@ -176,8 +176,8 @@ def _latest_safe_expiry(
 
 
 TombstoneWait = Literal["first run", "expiry", "late records", "reader"]
-"""Why a tombstone stays for now: no run has passed it yet, it has not expired, older versions of its key may still
-come, or a reader has not seen it."""
+"""The reason why a tombstone stays for now: no run has passed it yet, it has not expired, older versions of its key
+may still arrive, or a reader has not seen it."""
 
 
 def why_tombstone_waits(
@@ -192,9 +192,9 @@ def why_tombstone_waits(
     hold: ReaderHold,
     now_ms: int,
 ) -> tuple[TombstoneWait, int | None] | None:
-    """Why a tombstone does not go now, and until when that holds, where that is known; None if it goes.
+    """Return why a tombstone is not removed now, and until when that holds if that is known; None if it is removed.
 
-    It is found by asking `expiring` again, with one thing after the other that may be in the way taken away.
+    The reason is found by calling `expiring` again, with one possible obstacle after another taken away.
     """
 
     def goes(*, all_compactable: bool, seen: tuple[int, int], hold: ReaderHold) -> bool:
@@ -223,7 +223,7 @@ def why_tombstone_waits(
 
 
 def expiry_ms(settings: TopicSettings, at: Positions, offset: int, timestamp_ms: int) -> int | None:
-    """When a tombstone that a run has passed expires; None where no deadline is known for it."""
+    """Return when a tombstone that a run has passed expires; None if no deadline is known for it."""
     deadline = next((each for each in at.deadlines if each.start <= offset < each.end), None)
     if deadline is None:
         return None
@@ -235,10 +235,10 @@ def expiry_ms(settings: TopicSettings, at: Positions, offset: int, timestamp_ms:
 def next_runs(
     runs: Sequence[tuple[int, int]], seen: tuple[int, int], *, compactable_end: int, most: int
 ) -> tuple[tuple[int, int], ...]:
-    """The runs to remember after one. Of those that saw nothing beyond what is compactable the last one is enough.
+    """Return the runs to remember. Of those that saw nothing beyond the compactable end, the last one is enough.
 
-    Where there are too many others, those with near neighbours go first, so that what is left reaches as far back
-    as min.compaction.lag.ms, however often runs are made.
+    If there are too many others, those with near neighbours are dropped first, so that the rest reaches as far
+    back as min.compaction.lag.ms, however often runs are made.
     """
     left = [*runs, seen]
     settled = [run for run in left if run[1] <= compactable_end]
@@ -252,7 +252,7 @@ def next_runs(
 def drops_tombstones(
     rules: Rules, offsets: npt.NDArray[np.int64], timestamps_ms: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Of rows that are tombstones, which may go."""
+    """Return which of these rows, all of them tombstones, may be removed."""
     gone = np.zeros(len(offsets), np.bool_)
     for each in rules.expiring:
         gone |= (offsets >= each.start) & (offsets < each.end) & (timestamps_ms < each.before_ms)
@@ -262,7 +262,7 @@ def drops_tombstones(
 def oldest(
     rules: Rules, offsets: npt.NDArray[np.int64], timestamps_ms: npt.NDArray[np.int64]
 ) -> OldestTombstones:
-    """Of rows that are tombstones, the lowest timestamps."""
+    """Return the lowest timestamps of these rows, all of them tombstones."""
     held = offsets >= rules.held_from
     return OldestTombstones(
         *(int(timestamps_ms[side].min()) if side.any() else None for side in (~held, held))
@@ -270,7 +270,7 @@ def oldest(
 
 
 def oldest_within(rules: Rules, start: int, end: int, oldest_ms: int) -> OldestTombstones:
-    """What is known of tombstones with offsets in [start, end), none of which is older than a time."""
+    """Return the bounds for tombstones with offsets in [start, end), none of which is older than `oldest_ms`."""
     return OldestTombstones(
         oldest_ms if start < min(end, rules.held_from) else None,
         oldest_ms if max(start, rules.held_from) < end else None,
@@ -286,7 +286,7 @@ def oldest_of_all(found: Iterable[OldestTombstones]) -> OldestTombstones:
 
 
 def may_expire(rules: Rules, first_offset: int, last_offset: int, min_timestamp_ms: int) -> bool:
-    """Whether a tombstone of a segment may go, by what is known without opening it."""
+    """Return whether a tombstone of a segment may be removed, as far as is known without opening it."""
     return any(
         each.start <= last_offset and first_offset < each.end and min_timestamp_ms < each.before_ms
         for each in rules.expiring
@@ -303,9 +303,9 @@ def next_deadlines(
     left_behind: OldestTombstones,
     now_ms: int,
 ) -> tuple[Deadline, ...]:
-    """The deadlines after a run. What it has freed of tombstones needs none; what it passed first gets its own.
+    """Return the deadlines after a run. Ranges freed of tombstones need none; newly passed ones get their own.
 
-    `left_behind` are lower bounds of the timestamps of the tombstones that are left below `compactable_end`.
+    `left_behind` has lower bounds of the timestamps of the tombstones that are left below `compactable_end`.
     """
     new_first_dirty = max(at.first_dirty, compactable_end)
     if settings.tombstone_clock == "record":
@@ -320,7 +320,7 @@ def next_deadlines(
             )
             if oldest_ms is not None and start < end
         ]
-        # Where min.compaction.lag.ms was raised, clean segments may lie behind what this run could look at.
+        # If min.compaction.lag.ms was raised, clean segments may lie beyond the range that this run looked at.
         beyond = [
             each._replace(start=max(each.start, compactable_end))
             for each in at.deadlines
@@ -331,7 +331,7 @@ def next_deadlines(
     for deadline in at.deadlines:
         start, end = max(deadline.start, at.log_start), deadline.end
         for each in rules.expiring:
-            # Ranges of a deadline are freed from its start on, so that what is left is again one range.
+            # Ranges of a deadline are freed from its start on, so that the rest is again one range.
             if each.start <= start < each.end:
                 start = each.end
         if start < end:
@@ -346,7 +346,7 @@ def next_deadlines(
 
 
 def _joined(deadlines: Sequence[Deadline]) -> tuple[Deadline, ...]:
-    """Neighbouring ranges with the same deadline as one."""
+    """Join neighbouring ranges with the same deadline."""
     joined: list[Deadline] = []
     for each in deadlines:
         if joined and joined[-1].deadline_ms == each.deadline_ms and joined[-1].end == each.start:

@@ -1,6 +1,6 @@
-"""The compaction service: what a topic's compaction and the reading of its compacted history are asked for.
+"""The compaction service: the interface to compact a topic and to read its compacted history.
 
-A *factory* is named by `compaction.service.factory` and makes one *service* a topic. Spark (the default) and the
+A *factory* is named by `compaction.service.factory` and makes one *service* per topic. Spark (the default) and the
 inline one are factories; a third party can bring its own, which may write compacted data anywhere and in any
 form, as long as it can read it back.
 """
@@ -41,24 +41,24 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAGE_BYTES = 16 << 20
-"""A page of compacted records ends after about so much, however many were asked for."""
+"""A page of compacted records ends after about this many bytes, however many records were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionRequest:
-    """What a compaction is asked for. Without anything: what is due."""
+    """The options of a compaction. By default it compacts what is due."""
 
     partitions: tuple[int, ...] | None = None
     asked_for: bool = False
-    """Compact whatever is dirty, also below the dirty ratio."""
+    """Compact everything dirty, even below the dirty ratio."""
     force: bool = False
-    """Go through everything that may be compacted, also where nothing is dirty."""
+    """Go through everything that may be compacted, even if nothing is dirty."""
     exclude: frozenset[tuple[str, int | None]] = frozenset()
-    """Topics and partitions that are left out. Where the partition is None the log leaves the topic out by itself."""
+    """Topics and partitions that are left out. If the partition is None, the log itself leaves the topic out."""
     last: tuple[tuple[str, int | None], ...] = ()
     """Topics and partitions that are compacted after all others, each by itself, in this order."""
     begin: Callable[[Sequence[tuple[str, int | None]]], None] | None = None
-    """Called with what is compacted next."""
+    """Called with the topics and partitions that are compacted next."""
     progress: OnRecordsAndBytes | None = None
     stop: Callable[[], bool] = lambda: False
 
@@ -69,73 +69,73 @@ WHAT_IS_DUE = CompactionRequest()
 class TopicCompactionService(Protocol):
     """Compacts one topic, and reads what it compacted.
 
-    A log makes one a topic, and calls it from several threads, also to read while a compaction runs. What it
-    reads are records of the topic as they were appended: offsets, timestamps, keys, values and headers.
+    A log makes one per topic, and calls it from several threads, also to read while a compaction runs. It reads
+    records of the topic as they were appended: offsets, timestamps, keys, values and headers.
     """
 
     def compact(self, request: CompactionRequest = WHAT_IS_DUE) -> Sequence[PartitionReport]:
-        """Compact the topic; what was done, partition by partition. The log holds the maintenance role meanwhile.
+        """Compact the topic and report each partition. The log holds the maintenance role meanwhile.
 
-        A partition that failed is in the result, with its `problem`; where the whole topic did, the error is raised.
+        A partition that failed is in the result, with its `problem`. If the whole topic failed, raise the error.
         """
         ...
 
     def read_compacted_entries(self, partition: int, start: int, count: int) -> Sequence[Record] | None:
-        """Compacted records from offset `start` on, in offset order: at least one, and at most `count`.
+        """Return compacted records from offset `start` on, in offset order: at least one, and at most `count`.
 
-        An empty result says that there is none between `start` and the last compacted position. None says that
-        there are no compacted data, or none that may be relied on now: the reader goes on in the log itself.
+        An empty result means that there is none between `start` and the last compacted position. None means that
+        there is no compacted data, or none that may be relied on now: the reader continues in the log itself.
         """
         ...
 
     def last_compacted_entry(self, partition: int) -> Record | None:
-        """The compacted record with the highest offset; None if there is none."""
+        """Return the compacted record with the highest offset; None if there is none."""
         ...
 
     def last_compacted_position(self, partition: int) -> int | None:
-        """The offset up to which, without itself, the partition has been compacted; None if it has not been."""
+        """Return the offset up to which (exclusive) the partition has been compacted; None if it has not been."""
         ...
 
     def close(self) -> None:
-        """The topic was deleted, or the log is being closed. Compacted data stay. A second call does nothing."""
+        """Close: the topic was deleted, or the log is closing. Keep compacted data. A second call does nothing."""
         ...
 
 
 class CompactionServiceFactory(Protocol):
-    """Makes the services of topics. It has a constructor without arguments, which does nothing that costs."""
+    """Makes the services of topics. Its constructor takes no arguments and does nothing expensive."""
 
     def initialize(self, context: ServiceContext) -> None:
-        """Called once, before anything else but the constructor, with the first use of a service."""
+        """Prepare for use. Called once, on the first use of a service, before all other methods."""
         ...
 
     def new_topic_compaction_service(self, topic: str) -> TopicCompactionService:
-        """The service of a topic. One of the same name may have been deleted before: its id tells them apart."""
+        """Return the service of a topic. A deleted topic may have had the same name: its id tells them apart."""
         ...
 
     def close(self) -> None:
-        """The log is being closed; its services have been."""
+        """Close: the log is closing, and its services are closed already."""
         ...
 
 
 @runtime_checkable
 class CompactsManyTopics(Protocol):
-    """A factory that can also compact many topics as one job: then a log asks it, and not their services."""
+    """A factory that can also compact many topics as one job. A log then calls it instead of their services."""
 
     def compact_topics(self, topics: Sequence[str], request: CompactionRequest) -> CompactionReport: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceContext:
-    """What the log gives a factory to work with."""
+    """The parts of the log that a factory works with."""
 
     config: BrokerConfig
     data_folder: Path
     clock: Clock
     leases: LeaseKeeper
     table: Callable[[str], SegmentTable]
-    """A topic's sealed segments and positions. It can be kept: each of its snapshots is a fresh look."""
+    """Returns a topic's sealed segments and positions. They can be kept: each of their snapshots is a fresh look."""
     target: Callable[[str], Target]
-    """What a compactor needs to know of a topic, by a fresh look: its table, settings, log ends and readers."""
+    """Returns a fresh look at what a compactor needs of a topic: its table, settings, log ends and readers."""
 
 
 _FACTORY_METHODS = ("initialize", "new_topic_compaction_service", "close")
@@ -149,7 +149,7 @@ _SERVICE_METHODS = (
 
 
 def load_factory(name: str) -> CompactionServiceFactory:
-    """The factory that `compaction.service.factory` names, not initialized yet."""
+    """Return the factory that `compaction.service.factory` names, not initialized yet."""
     module_name, colon, class_name = name.partition(":")
     where = f"compaction.service.factory is {name!r}"
     if not colon or not module_name or not class_name:
@@ -173,16 +173,16 @@ def load_factory(name: str) -> CompactionServiceFactory:
 
 
 def check_service(service: object, where: str) -> None:
-    """InvalidConfigError if a service lacks a method."""
+    """Raise InvalidConfigError if a service lacks a method."""
     check_methods(service, _SERVICE_METHODS, where)
 
 
 def _promised_service(factory: type) -> type | None:
-    """The class of the services that a factory makes, as far as its type hints tell."""
+    """Return the class of the services that a factory makes, as far as its type hints tell."""
     try:
         promised = get_type_hints(factory.new_topic_compaction_service).get("return")  # type: ignore[attr-defined]
     except (NameError, TypeError, AttributeError):
-        # Names that only a type checker sees. Then the first service tells.
+        # Names that only a type checker sees. Then the first service shows it.
         return None
     # Any is a class too, and says as little as object.
     return promised if inspect.isclass(promised) and promised not in (object, Any) else None
@@ -251,7 +251,7 @@ class EngineFactory:
 
 
 class EngineService:
-    """The service of one topic whose compacted data are the clean segments of its table."""
+    """The service of one topic. Its compacted data is the clean segments of the topic's table."""
 
     def __init__(self, factory: EngineFactory, topic: str) -> None:
         self._factory = factory
@@ -310,7 +310,7 @@ class EngineService:
         pass
 
     def _looking(self, partition: int, look: Callable[[SegmentTable, Snapshot], T]) -> T:
-        """What a look at the table gives."""
+        """Look at the table and return the result."""
         table = self._table = self._table or self._factory.context.table(self._topic)
 
         def attempt() -> T:

@@ -1,12 +1,12 @@
-"""Compaction on Spark: the kernels in tasks, over a DataFrame of work units. Values never move through a shuffle.
+"""Compaction on Spark: runs the kernels in tasks, over a DataFrame of work units. Values never go through a shuffle.
 
-Only the DataFrame API is used, so that a Spark Connect server will do. A run is one job of one stage for all
-partitions that one task each can compact; a large partition is two stages (masks by shares of the keys, then the
-rewrite spread over tasks); one with more keys than fit into memory lets Spark SQL find the winners, from keys and
-versions alone, and is then rewritten like a large one.
+Only the DataFrame API is used, so that a Spark Connect server suffices. A run is one job of one stage for all
+partitions that fit into one task each. A large partition takes two stages (masks by shares of the keys, then the
+rewrite spread over tasks). For a partition with more keys than fit into memory, Spark SQL finds the winners from
+keys and versions alone, and it is then rewritten like a large one.
 
-A task that fails or is killed has written files that nothing names. It is tried again, under new names. Where
-Spark itself dies, what was running fails, and whatever comes next is given a new session.
+A task that fails or is killed leaves files that nothing refers to. It is retried, under new names. If Spark itself
+dies, the running work fails, and later work gets a new session.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _RESULT_SCHEMA = "job int, result binary"
 
 
 TASK_BYTES = 256 << 20
-"""Work of this size is worth a task of its own."""
+"""Work of this size is worth a separate task."""
 
 
 class SparkEngine:
-    """Runs units on a Spark session, which is started with the first run and kept; or on the caller's own Spark."""
+    """Runs units on a Spark session, which is started by the first run and kept, or on the caller's own Spark."""
 
     name = "spark"
 
@@ -91,10 +91,10 @@ class SparkEngine:
         return [results[number] for number in range(len(jobs))]
 
     def session(self) -> Any:
-        """The Spark session; started if it is not running, or no longer."""
+        """Return the Spark session. Start one if none is running."""
         with self._lock:
             if self._spark is not None and not self._is_alive(self._spark):
-                logger.warning("Spark is gone; a new session is started")
+                logger.warning("Spark is gone; starting a new session")
                 stop(self._spark)
                 self._spark = None
             if self._spark is None:
@@ -106,7 +106,7 @@ class SparkEngine:
 
     @property
     def state(self) -> str:
-        """Whether a session is there, without starting one or waiting for one that is being started."""
+        """The state of the session. This neither starts one nor waits for one that is being started."""
         spark = self._spark
         if spark is None:
             return "being started" if self._lock.locked() else "not started"
@@ -123,14 +123,14 @@ class SparkEngine:
                 stop(spark)
 
     def _is_alive(self, spark: Any) -> bool:
-        """Whether the session can be used; one on a server that others run is always worth a try."""
+        """Return whether the session can be used. One on a server that others run is always worth a try."""
         return "spark.remote" in self._settings or is_alive(spark)
 
     def _one_stage(self, jobs: Sequence[tuple[int, Job]]) -> dict[int, Result]:
         try:
             self.session()
         except UnavailableError as error:
-            # None of them is the reason, so there is no use in trying them one by one.
+            # None of the jobs is the cause, so there is no use in trying them one by one.
             return {number: Failure(message=str(error)) for number, _ in jobs}
         try:
             parallel = self.parallel
@@ -146,7 +146,7 @@ class SparkEngine:
             }
             found = [by_index[index] for index in range(len(units))]
         except spark_errors() as error:
-            # A job fails as a whole; one unit at a time tells which of them it was.
+            # A Spark job fails as a whole. Running one unit at a time shows which of them it was.
             if len(jobs) == 1:
                 return {jobs[0][0]: Failure(message=message(error))}
             return {number: result for each in jobs for number, result in self._one_stage([each]).items()}
@@ -170,7 +170,7 @@ class SparkEngine:
     def _rewrite(
         self, unit: Unit, masks: list[Mask], started_s: float, shares: Sequence[ShareFound] = ()
     ) -> Result:
-        """Spread over tasks. Masks that no shares have found are completed there: Spark looked at keys only."""
+        """Rewrite in several tasks. Without shares, the tasks complete the masks: Spark looked at keys only."""
         pieces = kernels.split(unit, masks, self.parallel * 2)
         packed = [
             (_with_own_progress(piece, number), [pack(mask) for mask in own])
@@ -216,7 +216,7 @@ class SparkEngine:
         return masks
 
     def _map(self, items: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
-        """Each item in a task of its own; the results in the items' order."""
+        """Run each item in a separate task. Return the results in the items' order."""
         tasks = (
             self.session()
             .range(0, len(items), 1, len(items))
@@ -225,7 +225,7 @@ class SparkEngine:
         results = {each["job"]: pickle.loads(bytes(each["result"])) for each in collect(tasks)}
         if len(results) < len(items):
             # A stream of results that breaks off looks like one that ends.
-            raise UnavailableError(f"Spark gave {len(results)} of {len(items)} results and went away")
+            raise UnavailableError(f"Spark went away after {len(results)} of {len(items)} results")
         return [results[number] for number in range(len(items))]
 
     def _guarded(self, way: Callable[[Job], Result], job: Job) -> Result:
@@ -236,9 +236,9 @@ class SparkEngine:
 
 
 def deal(sizes_bytes: Sequence[int], parallel: int) -> list[list[int]]:
-    """Which units go into one task, by their indexes: the largest first, each to the task with the least to do.
+    """Assign units, by their indexes, to tasks: the largest first, each to the task with the least to do.
 
-    A task costs more than a small unit, so there are only as many as run at a time, or as there is much to do.
+    A task costs more than a small unit, so there are no more tasks than run at a time, unless there is much to do.
     """
     count = min(len(sizes_bytes), max(parallel, sum(sizes_bytes) // TASK_BYTES))
     tasks: list[tuple[int, list[int]]] = [(0, []) for _ in range(count)]
@@ -250,7 +250,7 @@ def deal(sizes_bytes: Sequence[int], parallel: int) -> list[list[int]]:
 
 
 def _with_own_progress(piece: Unit, number: int) -> Unit:
-    """Each task says in a file of its own how far it has come."""
+    """Give a task a separate file in which it reports its progress."""
     path = piece.progress_path
     return replace(piece, progress_path=None if path is None else f"{path}.{number}")
 
@@ -270,7 +270,7 @@ def _task(
 
 
 def _read_keys(unit: Unit) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Keys, versions and row numbers of segments. Rows without a key compete with nobody and are left out."""
+    """Read keys, versions and row numbers of segments. Rows without a key don't compete and are left out."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         finder = Survivors(unit)
@@ -312,10 +312,12 @@ def _pack_rows(rows: list[int]) -> Callable[[pa.Table], pa.Table]:
 
 
 class SparkCompactionServiceFactory(EngineFactory):
-    """The default: compaction on Spark, embedded (`local[*]`) or wherever `spark.master` or `spark.remote` says."""
+    """The default: compaction on Spark, embedded (`local[*]`) or at `spark.master` or `spark.remote`."""
 
     def make_engine(self, context: ServiceContext) -> SparkEngine:
         settings = context.config.spark
         if "spark.remote" in settings and "spark.master" in settings:
-            raise InvalidConfigError("spark.remote and spark.master are both set; one of them is allowed")
+            raise InvalidConfigError(
+                "spark.remote and spark.master are both set; only one of them is allowed"
+            )
         return SparkEngine(settings, log_path=spark_log(context.data_folder))

@@ -1,9 +1,9 @@
-"""The Spark session of this process: started, found out to be dead, and let go of.
+"""The Spark session of this process: starts it, detects that it is dead, and releases it.
 
-Spark's own classes keep a dead JVM for ever, so that a process whose JVM was killed could never use Spark again.
+Spark's own classes keep a dead JVM forever, so that a process whose JVM was killed could never use Spark again.
 """
 
-# ruff: noqa: SLF001 - Spark has no public way to let go of a JVM that is dead.
+# ruff: noqa: SLF001 - Spark has no public way to release a dead JVM.
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from lastword.errors import UnavailableError
 logger = logging.getLogger(__name__)
 
 DEFAULT_MASTER = "local[*,3]"
-"""All cores of this machine; a task whose process dies is tried twice more."""
+"""All cores of this machine; a task whose process dies is retried twice."""
 
 _DEFAULTS = {
     "spark.app.name": "lastword",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # What is known beforehand needs no adapting, and a run pays for each stage.
+    # The work is known beforehand, so it needs no adapting, which costs time in each stage.
     "spark.sql.adaptive.enabled": "false",
     "spark.python.daemon.module": "lastword.spark.daemon",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "UTC",
-    # Spark's own default suits clusters; here each of them is a task on one machine.
+    # Spark's own default suits clusters; here each partition is a task on one machine.
     "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
 }
 _ENVIRONMENT = {
-    # Arrow gives memory back and takes it again with each row group otherwise.
+    # Otherwise Arrow frees memory and allocates it again with each row group.
     "MIMALLOC_PURGE_DELAY": "10000",
 }
 
@@ -48,12 +48,12 @@ WITHOUT_SPARK = (
     "lastword.compaction.inline:InlineCompactionServiceFactory."
 )
 _CONNECT_S = 5.0
-"""How long somebody may take to accept a connection. Spark itself would try for a minute, or for ten."""
+"""The time that a server has to accept a connection. Spark itself would try for a minute, or for ten."""
 _CONNECT_PORT = 15002
 
 
 def _check_someone_listens(address: str) -> None:
-    """UnavailableError if `address` is a cluster's master or a Spark Connect server, and nobody is there."""
+    """Raise UnavailableError if `address` is a cluster's master or a Spark Connect server that does not answer."""
     kind, separator, rest = address.partition("://")
     if not separator or kind not in ("spark", "sc"):
         return
@@ -70,15 +70,15 @@ def _check_someone_listens(address: str) -> None:
         except (OSError, ValueError) as error:
             problems.append(f"{each}: {getattr(error, 'strerror', None) or error}")
     raise UnavailableError(
-        f"Spark can't be started: nobody answers at {setting}={address} ({'; '.join(problems)}). Start it there, or "
+        f"Spark can't be started: nothing answers at {setting}={address} ({'; '.join(problems)}). Start it there, or "
         f"change {setting}. {WITHOUT_SPARK}"
     )
 
 
 def borrow(settings: Mapping[str, str]) -> Any | None:
-    """A session on the Spark that somebody else has started in this process, if there is one.
+    """Return a session on the Spark that other code has started in this process, if there is one.
 
-    It has settings of its own; those of its owner's sessions stay as they are. It must not be stopped.
+    It has separate settings; those of its owner's sessions stay as they are. It must not be stopped.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -98,13 +98,13 @@ def borrow(settings: Mapping[str, str]) -> Any | None:
 
 
 def start(settings: Mapping[str, str], log_path: Path | None) -> Any:
-    """Start a session. Spark's own words go to a file, not to the terminal."""
+    """Start a session. Spark's own output goes to a file, not to the terminal."""
     from pyspark.sql import SparkSession
 
     _let_py4j_log_as_itself()
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # Executors would start the system's Python otherwise.
+    # Otherwise executors would start the system's Python.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     remote = settings.get("spark.remote")
@@ -134,20 +134,20 @@ def start(settings: Mapping[str, str], log_path: Path | None) -> Any:
             return spark
     except Exception as error:
         said = message(error).removesuffix(".")
-        where = "" if log_path is None or remote else f" Spark's own words are in {log_path}."
+        where = "" if log_path is None or remote else f" Spark's own output is in {log_path}."
         if not remote:
             way_out = "It needs Java 17 or newer (JAVA_HOME or java on the path)."
         elif isinstance(error, ImportError):
             way_out = 'spark.remote needs more packages (grpcio among them): pip install "pyspark[connect]".'
         else:
-            way_out = f"It was asked for by spark.remote={remote}; is that a Spark Connect server?"
+            way_out = f"Check that spark.remote={remote} is a Spark Connect server."
         raise UnavailableError(f"Spark can't be started: {said}.{where} {way_out} {WITHOUT_SPARK}") from error
 
 
 def _let_py4j_log_as_itself() -> None:
-    """What py4j says when the JVM is gone, with a traceback, it says as nobody, and so to every terminal.
+    """Let py4j log under its own name: from the root logger, its tracebacks of a dead JVM reach every terminal.
 
-    Our error says what happened. Whoever wants to read the rest finds it under py4j's own name.
+    Our error says what happened. The rest can be found under py4j's own name.
     """
     from py4j import java_gateway
 
@@ -155,17 +155,17 @@ def _let_py4j_log_as_itself() -> None:
 
 
 def _let_accumulators_log(spark: Any) -> None:
-    """The server that tasks report to prints a traceback when the JVM goes away in the middle of a report."""
+    """Log what the server that tasks report to would print: a traceback when the JVM goes away during a report."""
 
     def handle_error(*_: object) -> None:
-        logging.getLogger("pyspark.accumulators").info("a report of a task broke off", exc_info=True)
+        logging.getLogger("pyspark.accumulators").info("a task's report was cut off", exc_info=True)
 
     spark.sparkContext._accumulatorServer.handle_error = handle_error
 
 
 @contextlib.contextmanager
 def _stderr_to(path: Path | None) -> Iterator[None]:
-    """Let a child that is started meanwhile write its errors to a file."""
+    """Let a child process that is started in this context write its errors to a file."""
     if path is None:
         yield
         return
@@ -184,12 +184,12 @@ def _stderr_to(path: Path | None) -> Iterator[None]:
 
 
 def is_alive(spark: Any) -> bool:
-    """Whether a session can be used: its JVM is there, and it has not ended by itself in it."""
+    """Return whether a session can be used: its JVM is there, and its context has not ended by itself."""
     return _answers(spark) and not _has_ended(spark)
 
 
 def _answers(spark: Any) -> bool:
-    """Whether the JVM of a session is there."""
+    """Return whether the JVM of a session is there."""
     context = spark.sparkContext
     java_process = getattr(context._gateway, "proc", None)
     if context._jsc is None or (java_process is not None and java_process.poll() is not None):
@@ -202,7 +202,7 @@ def _answers(spark: Any) -> bool:
 
 
 def _has_ended(spark: Any) -> bool:
-    """Whether the context has ended by itself, in a JVM that is still there."""
+    """Return whether the context has ended by itself, in a JVM that is still there."""
     try:
         return bool(spark.sparkContext._jsc.sc().isStopped())
     except spark_errors():
@@ -210,28 +210,28 @@ def _has_ended(spark: Any) -> bool:
 
 
 def stop(spark: Any) -> None:
-    """Stop a session. Spark asks the JVM first, and where that is dead keeps everything: then it is let go of here."""
+    """Stop a session. Spark asks the JVM first, and keeps everything if that is dead: then release it here."""
     if spark.sparkContext._jsc is None:
-        # Somebody in this process has stopped it in order. The JVM may be someone else's by now.
+        # Other code in this process has stopped it cleanly. The JVM may have another owner by now.
         return
     if _answers(spark):
         try:
             spark.stop()
             return
         except spark_errors() as error:
-            logger.warning("Spark did not stop in order: %s", message(error))
+            logger.warning("Spark did not stop cleanly: %s", message(error))
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     context = spark.sparkContext
-    # Without it, `stop` only ends what is in this process.
+    # Without `_jsc`, `stop` only ends what is in this process.
     context._jsc = None
     context.stop()
     SparkSession._instantiatedSession = SparkSession._activeSession = None
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
     java_process = getattr(gateway, "proc", None)
     if java_process is not None:
-        # One that hangs must not go on writing.
+        # A JVM that hangs must not keep writing.
         java_process.kill()
         java_process.communicate()
     if gateway is not None:
@@ -240,7 +240,7 @@ def stop(spark: Any) -> None:
 
 
 def default_parallelism(spark: Any, *, is_remote: bool) -> int:
-    """How many tasks run at a time. A server that others run does not tell, but for a setting."""
+    """Return how many tasks run at a time. A server that others run tells this only by a setting."""
     try:
         if is_remote:
             return int(spark.conf.get("spark.default.parallelism", "8"))
@@ -250,17 +250,17 @@ def default_parallelism(spark: Any, *, is_remote: bool) -> int:
 
 
 def collect(rows: Any) -> list[Any]:
-    """Run a query, and fetch its result."""
+    """Run a query and return its result."""
     try:
         found: list[Any] = rows.collect()
     except UnboundLocalError as error:
-        # Spark's clean-up of a connection that could not be made hides why.
+        # When a connection can't be made, Spark's clean-up hides the reason.
         raise UnavailableError(_GONE.format("no connection")) from error
     return found
 
 
 def spark_errors() -> tuple[type[Exception], ...]:
-    """What a call of Spark may raise, also where it is not there (any more)."""
+    """Return the errors that a call of Spark may raise, including when Spark is not there (any more)."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -268,13 +268,13 @@ def spark_errors() -> tuple[type[Exception], ...]:
 
 
 _GONE = (
-    "Spark does not answer any more ({}): its JVM was killed, or ran out of memory. Nothing was changed; the next "
+    "Spark no longer answers ({}): its JVM was killed, or ran out of memory. Nothing was changed; the next "
     "run starts a new one."
 )
 
 
 def _is_gone(error: BaseException) -> bool:
-    """What it looks like when the JVM is gone. A call that had begun by then fails without a reason."""
+    """Return whether an error means that the JVM is gone. A call that had begun by then fails without a reason."""
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 
     return isinstance(error, Py4JNetworkError | ConnectionError | EOFError) or (
@@ -285,7 +285,7 @@ def _is_gone(error: BaseException) -> bool:
 
 
 def message(error: BaseException) -> str:
-    """The first telling line of an error that may carry a Java stack trace."""
+    """Return the first meaningful line of an error that may carry a Java stack trace."""
     if _is_gone(error):
         lines = str(error).splitlines() or [type(error).__name__]
         return _GONE.format(lines[0])

@@ -1,6 +1,6 @@
-"""Strategies: which record of a key wins. Each is an object; `strategy_of` finds a topic's by its settings.
+"""The strategies that decide which record of a key wins. `strategy_of` returns the one that a topic's settings name.
 
-To add one, write it here, name it in STRATEGIES, and allow its name in the settings (config/keys.py).
+To add one, write it here, add it to STRATEGIES, and allow its name in the settings (config/keys.py).
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from lastword.config import TopicSettings
 from lastword.segments.rows import has_timestamp
 
 MANY_ROWS = 1 << 18
-"""Fewer rows compete on one thread: others would cost more memory than the rows."""
+"""Below this many rows, use one thread: more threads would cost more memory than the rows."""
 
 Versions = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
-"""For each row whether it has a version, and which."""
+"""Whether each row has a version, and which."""
 
 Order = Literal["newest", "oldest", "version"]
-"""Who wins: the record with the highest offset, the one with the lowest, or the one with the highest version, the
-newest of them. A record without a version loses to one that has one."""
+"""The winner: the record with the highest offset, the one with the lowest, or the newest of those with the highest
+version. A record without a version loses to one that has one."""
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How the records of a key compete. Tasks of other processes are given it."""
+    """The rule by which the records of a key compete. It is sent to tasks in other processes."""
 
     order: ClassVar[Order]
     columns: ClassVar[tuple[str, ...]] = ()
-    """What `versions` reads."""
+    """The columns that `versions` reads."""
     wins: ClassVar[str]
-    """What is said of the winner."""
+    """The phrase that describes the winner."""
     beats: ClassVar[str]
-    """What is said of the winner to one that it beats."""
+    """The phrase that describes the winner in the explanation of a record that it beats."""
 
     @property
     def is_versioned(self) -> bool:
@@ -48,17 +48,17 @@ class Strategy:
 
     @property
     def required_header(self) -> tuple[str, VersionFormat] | None:
-        """A header, and its format, without which no record is taken."""
+        """The header, and its format, without which no record is accepted."""
         return None
 
     def versions(self, rows: pa.Table) -> Versions:
-        """The versions of some rows, which have the strategy's columns."""
+        """Return the versions of some rows, which have the strategy's columns."""
         return np.zeros(len(rows), np.uint8), np.zeros(len(rows), np.int64)
 
     def winners(self, records: pa.Table) -> npt.NDArray[np.bool_]:
-        """For each row, whether no other row of its key beats it. Rows are of one partition, in offset order.
+        """Return for each row whether no other row of its key beats it. Rows are of one partition, in offset order.
 
-        A row with a null key competes with nobody, and wins.
+        A row with a null key has no competitors, and wins.
         """
         rows = np.arange(records.num_rows)
         if self.order == "oldest":
@@ -97,7 +97,7 @@ class LatestTimestamp(Strategy):
     beats = "a record of its key with a later timestamp, or newer with the same"
 
     def versions(self, rows: pa.Table) -> Versions:
-        """A record that came without a timestamp has no version."""
+        """Return the timestamps. A record that came without one has no version."""
         known = has_timestamp(rows)
         versions = pc.fill_null(rows.column("timestamp").cast(pa.int64()), 0).to_numpy()
         return known.astype(np.uint8), np.where(known, versions, 0)
@@ -121,7 +121,7 @@ class HighestHeader(Strategy):
         return (self.header, self.format) if self.is_required else None
 
     def versions(self, rows: pa.Table) -> Versions:
-        """The last header of that name counts. One that can't be read is no version."""
+        """Return the values of the header. The last one of that name counts; one that can't be read is no version."""
         headers = rows.column("headers")
         known, versions = super().versions(rows)
         for row, entries in enumerate(headers.to_pylist()):
@@ -136,7 +136,7 @@ class HighestHeader(Strategy):
 
 def _header(settings: TopicSettings) -> HighestHeader:
     name, version_format = settings.compaction_strategy_header, settings.compaction_strategy_header_format
-    assert name is not None and version_format is not None, "settings are checked when they are made"
+    assert name is not None and version_format is not None, "settings are checked when they are created"
     return HighestHeader(
         header=name,
         format=version_format,
@@ -150,16 +150,16 @@ STRATEGIES: dict[str, Callable[[TopicSettings], Strategy]] = {
     "timestamp": lambda _: LatestTimestamp(),
     "header": _header,
 }
-"""By their names in `compaction.strategy`."""
+"""The strategies by their names in `compaction.strategy`."""
 
 
 def strategy_of(settings: TopicSettings) -> Strategy:
-    """The strategy of a topic."""
+    """Return the strategy of a topic."""
     return STRATEGIES[settings.compaction_strategy](settings)
 
 
 def best_of_each_key(keys: pa.ChunkedArray, order: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """The row of each key that stands last in `order` (row numbers, worst first); all rows without a key."""
+    """Mark the row of each key that is last in `order` (row numbers, worst first), and all rows without a key."""
     best: npt.NDArray[np.bool_] = keys.is_null().to_numpy()
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))

@@ -1,12 +1,12 @@
-"""Finds which rows of a partition's segments survive: one mask a segment, from keys and versions alone.
+"""Finds the rows of a partition's segments that survive: one mask per segment, from keys and versions alone.
 
 With `offset` the segments are walked from the newest to the oldest, with a set of the keys seen so far: a row
 survives if its key is not in the set yet. A segment's mask is final as soon as its own keys have been read, so
-it can be rewritten while the walk goes on. Clean segments have no key twice, so their keys need not be put in.
-With `first` the walk goes the other way. With `timestamp` and `header` the best row of each key is known only
-when everything has been read.
+it can be rewritten while the walk continues. No key occurs twice in clean segments, so their keys need not be
+added. With `first` the walk goes the other way. With `timestamp` and `header` the best row of each key is known
+only when everything has been read.
 
-Age and the log start are part of the masks; tombstones are not, because they need the values: see rewrite.py.
+Age and the log start are part of the masks. Tombstones are not, because they need the values: see rewrite.py.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from lastword.segments.raw import RawSegment
 Mask = npt.NDArray[np.uint8]
 
 EXPECTED_KEYS = 1 << 19
-"""A set begins with room for so many keys, if there are as many records."""
+"""The number of keys for which a set begins with room, if there are as many records."""
 
 
 class Survivors:
-    """Masks of the segments of a unit. With a share it decides only about the keys that fall to it."""
+    """The masks of the segments of a unit. With a share, they cover only the keys that fall to it."""
 
     def __init__(self, unit: Unit, share: Share | None = None) -> None:
         self._unit = unit
@@ -39,10 +39,10 @@ class Survivors:
         self.read_bytes = 0
         self.set_bytes = 0
         self.footers: dict[int, pq.FileMetaData] = {}
-        """Of the segments that have been opened: whoever opens them again need not read the footer."""
+        """The footers of opened segments, so that they need not be read when a segment is opened again."""
 
     def masks(self) -> Iterator[tuple[int, Mask]]:
-        """Index and mask of each segment, the newest first."""
+        """Return the index and mask of each segment, the newest first."""
         if not self._unit.keyed:
             return self._all()
         match self._unit.rules.strategy.order:
@@ -122,13 +122,13 @@ class Survivors:
         return BestVersions(keys)
 
     def open(self, index: int) -> _Counted:
-        """The file of a segment; what is read of it is counted."""
+        """Open the file of a segment. The bytes read from it are counted."""
         raw = _Counted(self, self._unit, self._unit.segments[index], self.footers.get(index))
         self.footers[index] = raw.footer
         return raw
 
     def runs(self, raw: RawSegment, *, backwards: bool = False) -> Iterator[tuple[int, pa.Array]]:
-        """The keys of the rows that compete, run by run, each with the number of its first row."""
+        """Yield the keys of the rows that compete, run by run, each with the number of its first row."""
         skipped = self._rows_below_log_start(raw)
         for first_row, run in raw.key_runs(backwards=backwards):
             cut = min(max(skipped - first_row, 0), len(run))
@@ -142,7 +142,7 @@ class Survivors:
         return int(np.searchsorted(offsets, self._unit.rules.log_start))
 
     def drop_old(self, raw: RawSegment, mask: Mask) -> None:
-        """Take rows that are older than retention.ms out of a mask."""
+        """Drop rows that are older than retention.ms from a mask."""
         before_ms = self._unit.rules.retention_before_ms
         if before_ms is not None and raw.segment.min_timestamp_ms < before_ms:
             mask[milliseconds(raw.columns(["timestamp"]).column("timestamp")) < before_ms] = 0
@@ -153,7 +153,7 @@ class Survivors:
 
 
 def finish(unit: Unit, index: int, mask: Mask) -> int:
-    """Complete a mask that only keys have decided: rows without a key stay, old rows go; the bytes read for it."""
+    """Complete a mask that only keys decided: keep rows without a key, drop old rows. Return the bytes read."""
     segment = unit.segments[index]
     finder = Survivors(unit)
     before_ms = unit.rules.retention_before_ms
@@ -169,7 +169,7 @@ def finish(unit: Unit, index: int, mask: Mask) -> int:
 
 
 class _Counted(RawSegment):
-    """A segment file that adds what was read of it to the finder's count when it is closed."""
+    """A segment file that adds the bytes read from it to the finder's count when it is closed."""
 
     def __init__(
         self, finder: Survivors, unit: Unit, segment: Segment, footer: pq.FileMetaData | None
@@ -183,17 +183,17 @@ class _Counted(RawSegment):
 
 
 def milliseconds(timestamps: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """A timestamp column as whole milliseconds."""
+    """Convert a timestamp column to whole milliseconds."""
     microseconds: npt.NDArray[np.int64] = timestamps.cast(pa.int64()).to_numpy()
     return microseconds // 1000
 
 
 def pack(mask: Mask) -> bytes:
-    """A mask in an eighth of its size, for the way between tasks."""
+    """Pack a mask into an eighth of its size, to send it between tasks."""
     return np.packbits(mask).tobytes()
 
 
 def unpack(packed: Sequence[bytes], rows: int) -> Mask:
-    """The union of packed masks, one of each share."""
+    """Return the union of packed masks, one of each share."""
     united = np.bitwise_or.reduce([np.frombuffer(each, np.uint8) for each in packed])
     return np.unpackbits(united, count=rows)

@@ -1,6 +1,6 @@
-"""A topic as planning sees it, and the one answer to how dirty its partitions are, whether they are due, and why.
+"""A topic as planning sees it: how dirty its partitions are, whether they are due, and why.
 
-The command line, the dashboard, the metrics and the worker all ask here.
+This is the only place that decides that. The command line, the dashboard, the metrics and the worker all use it.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionFacts:
-    """What only the log knows of a partition: how far it has come, and who reads it."""
+    """The facts about a partition that only the log knows: its log end and its readers."""
 
     log_end: int
     hold: ReaderHold = field(default_factory=ReaderHold)
     readers: tuple[ReaderPosition, ...] = ()
-    """The active ones."""
+    """The active readers."""
     first_append_ms: int | None = None
-    """When the active WAL file got its first record, where that is known."""
+    """The time when the active WAL file got its first record, if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A topic to compact, with what only the log knows of its partitions."""
+    """A topic to compact, with the facts about its partitions that only the log knows."""
 
     topic: str
     table: SegmentTable
     settings: TopicSettings
     facts: Mapping[int, PartitionFacts] = field(default_factory=dict)
-    """Of a partition that is not among them, what is sealed is all that there is."""
+    """A partition that is not among them ends at its sealed end."""
     looked_ms: int | None = None
-    """When `facts` were gathered, or before; None: just now."""
+    """The time when `facts` were gathered, or an earlier one; None: just now."""
     look_again: Callable[[], Target] | None = None
-    """A fresh look at all of this; None: it holds as long as the run lasts."""
+    """Returns a fresh look at all of this; None: it holds as long as the run lasts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """A partition: what planning looks at, how dirty it is, and the run that is due, if one is."""
+    """A partition as planning sees it, how dirty it is, and the run that is due, if one is."""
 
     view: PartitionView
     dirty_ratio: float | None
@@ -69,7 +69,7 @@ def assess(
     force: bool = False,
     estimates: bool = False,
 ) -> list[Assessment]:
-    """Each partition of a topic as it is now. With `estimates`, plans have what they would reclaim, from sketches."""
+    """Assess each partition of a topic now. With `estimates`, plans tell what they would reclaim, from sketches."""
     now_ms = clock.now_ms()
     settings = target.settings
     snapshot = snapshot or target.table.snapshot()
@@ -108,7 +108,7 @@ def plan_target(
     force: bool = False,
     estimates: bool = False,
 ) -> list[PartitionPlan]:
-    """What is due in a topic now, the most urgent first."""
+    """Return the plans that are due in a topic now, the most urgent first."""
     assessed = assess(
         target, clock=clock, partitions=partitions, asked_for=asked_for, force=force, estimates=estimates
     )

@@ -1,4 +1,4 @@
-"""What one compaction of one partition is given, and what it gives back. Both travel to and from executors."""
+"""The input and the outcome of one compaction of one partition. Both travel between the driver and executors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lastword.segments.parquet import SegmentFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One partition's work: the compactable segments in offset order, and everything that decides about them."""
+    """The work for one partition: its compactable segments in offset order, and all that decides about them."""
 
     topic: str
     partition: int
@@ -19,9 +19,9 @@ class Unit:
     segments: tuple[Segment, ...]
     first_dirty: int
     clean_is_unique: bool
-    """No key is twice among the clean segments, so that they need only be looked up."""
+    """No key occurs twice in the clean segments, so that their keys need only be looked up."""
     keyed: bool
-    """False where the policy has no `compact`: nothing competes, small segments are only joined."""
+    """False if the policy has no `compact`: nothing competes, and small segments are only joined."""
     rules: Rules
     merge_bytes: int
     merge_span_ms: int | None
@@ -29,7 +29,7 @@ class Unit:
     job_id: str
     seed: int
     max_set_bytes: int | None = None
-    """The memory that a set of keys may use; None is no bound."""
+    """The memory that a set of keys may use; None means no limit."""
     threads: int = 1
     progress_path: str | None = None
 
@@ -47,19 +47,19 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
-    """Segments that were read, and the one that holds what is left of them, if anything is."""
+    """Segments that were read, and the one that holds their survivors, if there are any."""
 
     removed: tuple[Segment, ...]
     added: Segment | None
     tombstones_removed: int = 0
     oldest: OldestTombstones = NO_TOMBSTONES
-    """The tombstones in the new segment."""
+    """The oldest tombstones in the new segment."""
     read_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a unit did. Segments that no `rewritten` names stay as they are."""
+    """The result of a unit. Segments that no `rewritten` names stay as they are."""
 
     topic: str
     partition: int

@@ -1,17 +1,17 @@
-"""Says of each record where it is, whether it stays or goes in the next compaction run, by which rule, and until when.
+"""Explains where each record is, whether the next compaction run keeps it, by which rule, and until when.
 
 inspecting.py  a partition as the run will find it: its segments, and the WAL sealed to a scratch folder
-contest.py     who wins among some keys
-verdict.py     what that means for one record: the rule, what it waits for, until when
-words.py       the same for people
-model.py       what an explanation says
+contest.py     finds the winners among some keys
+verdict.py     the verdict on one record: the rule, what it waits for, until when
+words.py       verdicts in words
+model.py       the parts of an explanation
 data.py        explanations as plain data
-partition.py   all of it, for one partition
-topic.py       partition by partition
+partition.py   explains records of one partition
+topic.py       explains records of a topic, partition by partition
 
 Nothing here decides about records. The plan is compaction's own (compaction/plan.py), and so are the rules, the walk
-over the keys (compaction/survivors.py) and what is left alone (compaction/kernels.py); this asks them about some
-records and puts the answer into words.
+over the keys (compaction/survivors.py) and the segments that are left alone (compaction/kernels.py). This package
+asks them about some records and puts the answer into words.
 """
 
 from lastword.explain.model import (

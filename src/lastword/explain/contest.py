@@ -1,7 +1,7 @@
-"""Who wins among some keys, by compaction's own walk over the segments.
+"""Finds the winners among some keys, by compaction's own walk over the segments.
 
-It is the finder of survivors itself, which is shown only the keys that are asked about: to it all other records have
-no key and compete with nobody. So its set of keys is as small as the question, however large the partition is.
+It uses the finder of survivors itself, but shows it only the keys that are asked about: to it, all other records have
+no key and don't compete. So its set of keys is as small as the question, however large the partition is.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lastword.errors import UnavailableError
 from lastword.segments.raw import RawSegment
 
 Rows = Mapping[str, npt.NDArray[np.int64]]
-"""By the path of a segment, the numbers of the rows that are asked about."""
+"""The numbers of the rows that are asked about, by the path of their segment."""
 
 
 @dataclass(slots=True)
 class Found:
-    """By the path of a segment, of the rows that were asked about, which win and which of those are not too old."""
+    """Which of the rows that were asked about win, and which of those are not too old, by the path of a segment."""
 
     won: dict[str, Mask] = field(default_factory=dict)
     stay: dict[str, Mask] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Found:
 
 
 def contest(unit: Unit, rows: Rows, keys: Sequence[bytes]) -> Found:
-    """Let the records of some keys compete, all of a unit's; what that means for some rows."""
+    """Let all of a unit's records with some keys compete. Return the result for some rows."""
     finder = _Finder(unit, rows, keys)
     for index, mask in finder.masks():
         path = unit.segments[index].path
@@ -47,7 +47,7 @@ def contest(unit: Unit, rows: Rows, keys: Sequence[bytes]) -> Found:
 
 
 def spared(unit: Unit) -> set[str]:
-    """The paths of the segments that min.rewrite.ratio leaves alone. All keys compete for this, in bounded memory."""
+    """Return the paths of segments that min.rewrite.ratio leaves alone. All keys compete, in bounded memory."""
     if not (unit.keyed and kernels.may_spare(unit)):
         return set()
     shares = 1
@@ -64,7 +64,7 @@ def spared(unit: Unit) -> set[str]:
 
 
 def _find_shares(unit: Unit, shares: int) -> list[ShareFound] | None:
-    """The survivors of all keys, in so many rounds; None if the keys of one don't fit into memory."""
+    """Find the survivors of all keys in this many rounds; None if the keys of one round don't fit into memory."""
     found: list[ShareFound] = []
     for index in range(shares):
         match find_share(unit, Share(index, shares)):
@@ -78,7 +78,7 @@ def _find_shares(unit: Unit, shares: int) -> list[ShareFound] | None:
 
 
 class _Finder(Survivors):
-    """A finder of survivors that sees some keys only, and remembers who won before age is looked at."""
+    """A finder of survivors that sees only some keys, and remembers the winners before age is considered."""
 
     def __init__(self, unit: Unit, rows: Rows, keys: Sequence[bytes]) -> None:
         super().__init__(unit)

@@ -36,7 +36,7 @@ def _partition_data(explained: PartitionExplanation) -> Json:
 
 
 def record_data(record: ExplainedRecord) -> Json:
-    """A record and its verdict. Of a long value there is only the beginning; `value_bytes` is its size."""
+    """Return a record and its verdict. A long value is cut to its beginning; `value_bytes` is its full size."""
     verdict = record.verdict
     return {
         "partition": record.partition,
@@ -59,7 +59,7 @@ def record_data(record: ExplainedRecord) -> Json:
 
 
 def beginning(value: bytes | None, size_bytes: int | None) -> bytes | None:
-    """At most VALUE_BYTES of a value of some size, not cut within a character if it is text."""
+    """Return at most VALUE_BYTES of a value of some size, not cut within a character if it is text."""
     if value is None:
         return None
     start = value[:VALUE_BYTES]

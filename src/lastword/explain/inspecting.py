@@ -1,7 +1,7 @@
-"""A partition as the next run will find it: its sealed segments, and what is only in the WAL as segments too.
+"""A partition as the next run will find it: its sealed segments, and the rest of the WAL as segments too.
 
-What sealing would write is written, by the code that seals, to a scratch folder that nobody else sees. So the plan,
-the sizes that it looks at and the walk over the keys are those of the run itself, and memory is bounded as it is there.
+The code that seals writes the segments that sealing would write, but to a scratch folder that nobody else sees. So
+the plan, its sizes and the walk over the keys are those of the run itself, and memory is bounded in the same way.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
     from lastword.segments.table import SegmentTable
 
 Sealing = Literal["all", "due", "none"]
-"""What of the WAL is sealed before the run: everything, what is rolled or due to be, or nothing."""
+"""The part of the WAL that is sealed before the run: everything, files that are rolled or due to be, or nothing."""
 
 _SCRATCH_JOB = "explain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedSegment:
-    """A segment, where its records are now, and whether it is sealed when the run begins."""
+    """A segment, the current place of its records, and whether it is sealed when the run begins."""
 
     segment: Segment
     place: RecordLocation
     is_sealed: bool
     seals_ms: int | None = None
-    """When the worker seals it at the latest, where it is only in the WAL."""
+    """The latest time at which the worker seals it, if it is only in the WAL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedPartition:
-    """A partition when the run begins. `segments` are all, in offset order; those not sealed are the last ones."""
+    """A partition when the run begins. `segments` has all of them, in offset order; the unsealed ones are last."""
 
     positions: Positions
-    """After the sealing that comes before the run."""
+    """The positions after the sealing that comes before the run."""
     now: Positions
     segments: tuple[PlacedSegment, ...]
     log_end: int
@@ -74,7 +74,7 @@ def inspect_partition(
     first_append_ms: int | None,
     now_ms: int,
 ) -> InspectedPartition:
-    """Look at a partition. `first_append_ms` is when the active WAL file got its first record, if that is known."""
+    """Look at a partition. `first_append_ms` is when the active WAL file got its first record, if known."""
     at = snapshot.positions[partition]
     found = [
         PlacedSegment(
@@ -126,15 +126,15 @@ def _place(kind: PlaceKind, segment: Segment) -> RecordLocation:
 
 
 def _files(folder: Path, now_ms: int) -> tuple[Sequence[WalFile], int]:
-    """The WAL files as if the active one were rolled now, and the end of what may be read of them."""
-    # The state first: if the file is rolled between the two looks, the checkpoint knows it and what it holds.
+    """Return the WAL files as if the active one were rolled now, and the end of their readable part."""
+    # Load the state first: if the file is rolled between the two looks, the checkpoint knows it and its contents.
     state, saved = states.load(folder), checkpoints.load_writer(folder)
     if saved is None or state is None:
         return [], 0
     files = checkpoints.left_files(folder, saved)
     active = files[-1]
     if state.seq != active.seq or state.visible_position == 0:
-        # It has been opened just now, and what it may hold comes after this look.
+        # It has only just been opened, and any records in it come after this look.
         return [*files, _following(active, active.first_offset, now_ms)], active.first_offset
     rolled = active.rolled(size_bytes=state.visible_position, now_ms=now_ms)
     return [*files[:-1], rolled, _following(active, state.visible_offset, now_ms)], state.visible_offset
@@ -145,7 +145,7 @@ def _following(active: WalFile, first_offset: int, now_ms: int) -> WalFile:
 
 
 def _rolls_ms(settings: TopicSettings, first_append_ms: int) -> int:
-    """When a file that holds something is rolled by its age at the latest."""
+    """Return the latest time at which a file that is not empty is rolled by its age."""
     ages_ms = [settings.segment_ms, settings.tiering_lag_ms, settings.max_compaction_lag_ms]
     times_ms = [first_append_ms + age_ms for age_ms in ages_ms if age_ms is not None]
     return min(

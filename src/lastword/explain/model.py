@@ -1,4 +1,4 @@
-"""What an explanation says."""
+"""The parts of an explanation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lastword.compaction.plan import Reason
 from lastword.compaction.rules import TombstoneWait
 
 VALUE_BYTES = 256
-"""So much of a value is in an explanation."""
+"""The most bytes of a value that are in an explanation."""
 
 Run = Literal["asked for", "forced", "worker"]
-"""Which run is explained. `asked for`: as `topic compact` makes it, which seals first; `forced`: as that with
-`--force`; `worker`: as the worker's next round, which seals and compacts only what is due."""
+"""The run that is explained. `asked for`: as `topic compact` makes it, which seals first; `forced`: the same with
+`--force`; `worker`: the worker's next round, which seals and compacts only what is due."""
 
 PlaceKind = Literal["wal active", "wal rolled", "sealed clean", "sealed dirty"]
 
@@ -29,9 +29,9 @@ Rule = Literal[
     "not compacted",
     "not in the run",
 ]
-"""What decides about a record, by the order of the rules. The first four let it go. `last word` and `tombstone` are
-the winners of their keys; `not compacted`: the topic's policy has no `compact`; `not in the run`: it is only in the
-WAL, or held back."""
+"""The rule that decides about a record, in the order of the rules. The first four remove it. `last word` and
+`tombstone` are the winners of their keys; `not compacted`: the topic's policy has no `compact`; `not in the run`: it
+is only in the WAL, or held back."""
 
 Wait = Literal[
     TombstoneWait,
@@ -42,12 +42,12 @@ Wait = Literal[
     "newer record",
     "retention.ms",
 ]
-"""What a record that stays only for now waits for."""
+"""The event for which a record waits that stays only for now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLocation:
-    """Where a record is: the kind of file, its name or address, and the offsets that it spans."""
+    """The place of a record: the kind of file, its name or address, and the offsets that it spans."""
 
     kind: PlaceKind
     file: str
@@ -57,18 +57,18 @@ class RecordLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What happens to a record in the next run, and why."""
+    """The fate of a record in the next run, and the reason."""
 
     goes: bool
     rule: Rule
     beaten_by: int | None = None
     """The offset that beats it, now or as soon as that may be compacted."""
     waits_for: Wait | None = None
-    """None: it goes, or nothing is known that would end its stay."""
+    """None: it goes, or no event is known that would end its stay."""
     until_ms: int | None = None
-    """When that is over, where it is known."""
+    """When the wait is over, if known."""
     readers: tuple[ReaderPosition, ...] = ()
-    """Who has not read it, where it waits for readers."""
+    """The readers that have not read it, if it waits for readers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class ExplainedRecord:
     """-1: it came without one."""
     key: bytes | None
     value: bytes | None
-    """At most the first VALUE_BYTES of it."""
+    """At most its first VALUE_BYTES."""
     value_bytes: int | None
     is_tombstone: bool
     is_hidden: bool
@@ -97,7 +97,7 @@ class ExplainedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionExplanation:
-    """The records of a partition that were asked for, and the run that they were explained for."""
+    """The records of a partition that were asked for, and the run for which they are explained."""
 
     partition: int
     log_start: int
@@ -105,18 +105,18 @@ class PartitionExplanation:
     sealed_end: int
     log_end: int
     due: Reason | None
-    """Why there is a run; None: there is none, and `not_due` says why not."""
+    """The reason for a run; None: there is none, and `not_due` says why not."""
     not_due: str | None
     records: tuple[ExplainedRecord, ...]
     next_offset: int | None
-    """Where to go on, if there are more records than were asked for."""
+    """The offset to continue at, if there are more records than were asked for."""
     problem: str | None = None
-    """Why a part of the WAL could not be looked at."""
+    """The reason why a part of the WAL could not be looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Some records of a topic, explained."""
+    """The explanation of some records of a topic."""
 
     topic: str
     run: Run
@@ -125,7 +125,7 @@ class Explanation:
     now_ms: int
     partitions: tuple[PartitionExplanation, ...]
     next: tuple[int, int] | None = None
-    """The partition and the offset to go on at, if there are more records than were asked for."""
+    """The partition and the offset to continue at, if there are more records than were asked for."""
 
     @property
     def records(self) -> tuple[ExplainedRecord, ...]:

@@ -1,8 +1,8 @@
 """Explains records of one partition.
 
-By its steps: look at the partition as the run will find it; plan the run; choose the records; let the records of their
-keys compete, once over what the run compacts and once over everything; give each its verdict. If files go meanwhile,
-it begins again from a fresh look.
+The steps: look at the partition as the run will find it; plan the run; choose the records; let the records of their
+keys compete, once over what the run compacts and once over everything; give each its verdict. If files are removed in
+the meantime, it begins again from a fresh look.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _COLUMNS = ["offset", "timestamp", "timestamp_type", "key", "value"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Which records, and for which run."""
+    """The records to explain, and the run for which to explain them."""
 
     key: bytes | None = None
     from_offset: int = 0
@@ -64,7 +64,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What only the log knows of a partition: its settings, its WAL, how far it has come, who reads it."""
+    """The facts about a partition that only the log knows: its settings, its WAL, its log end and its readers."""
 
     topic: str
     settings: TopicSettings
@@ -86,7 +86,7 @@ class _Row:
 
 
 def _nothing(_unit: Unit) -> None:
-    """For who only wants to know the verdicts."""
+    """Ignore the work: the caller only needs the verdicts."""
 
 
 def explain_partition(
@@ -96,7 +96,7 @@ def explain_partition(
     clock: Callable[[], int],
     watch: Callable[[Unit], None] = _nothing,
 ) -> PartitionExplanation:
-    """Explain records of a partition for a run that begins now; `watch` is given its work, if there is a run."""
+    """Explain records of a partition for a run that begins now. `watch` is given its work, if there is a run."""
     table = reader.table
 
     def attempt() -> PartitionExplanation:
@@ -109,7 +109,7 @@ def explain_partition(
             found = _explain(table, snapshot, reader.partition, scratch, known, question, clock(), watch)
             if found.problem is None or table.snapshot().id == snapshot.id:
                 return found
-        # What was missing in the WAL may have been sealed meanwhile.
+        # The records that were missing in the WAL may have been sealed in the meantime.
         raise OffsetGoneError(found.problem)
 
     return look_again(attempt, f"Partition {reader.partition}")
@@ -193,7 +193,7 @@ def _explain(
 def _choose(
     files: SegmentFiles, looked: InspectedPartition, question: Question
 ) -> tuple[list[_Row], int | None]:
-    """The records that are asked about, and where those go on that were left out."""
+    """Return the records that are asked about, and the first offset that was left out."""
     found: list[_Row] = []
     for placed in looked.segments:
         if placed.segment.last_offset < question.from_offset:
@@ -209,7 +209,7 @@ def _choose(
 def _rows(
     files: SegmentFiles, placed: PlacedSegment, question: Question, log_start: int, limit: int | None
 ) -> Iterator[_Row]:
-    """At most `limit` rows of a segment."""
+    """Yield at most `limit` rows of a segment."""
     with RawSegment(files, placed.segment) as raw:
         for group in raw.row_groups:
             offsets = raw.columns(["offset"], [group]).column("offset").to_numpy()
@@ -217,7 +217,7 @@ def _rows(
             if question.key is not None and wanted.any():
                 keys = raw.columns(["key"], [group]).column("key")
                 same = pc.fill_null(pc.equal(keys, pa.scalar(question.key, keys.type)), False)
-                # A record below the log start has been deleted: its key is not told, and not found.
+                # A record below the log start has been deleted: its key is neither shown nor found.
                 wanted &= same.to_numpy() & (offsets >= log_start)
             chosen = np.flatnonzero(wanted)[:limit]
             if not len(chosen):
@@ -317,7 +317,7 @@ def _verdicts(
 
 
 def _narrowed(unit: Unit, rows: Sequence[_Row]) -> Unit:
-    """The unit without segments that can't matter: those before all the records if the newest wins, those after if the oldest."""
+    """Drop segments that can't matter: those before all the records if the newest wins, those after if the oldest."""
     first, last = rows[0].offset, rows[-1].offset
 
     def matters(segment: Segment) -> bool:
@@ -340,7 +340,7 @@ def _last_winners(
     keys: Sequence[bytes],
     found: Found,
 ) -> dict[bytes, int]:
-    """Who wins each key once everything that is there may be compacted."""
+    """Return the winner of each key once everything that is there may be compacted."""
     settings, plan = run.settings, run.plan
     if not settings.compacts or not keys:
         return {}
@@ -372,7 +372,7 @@ def _last_winners(
 
 
 class _Ready:
-    """From when on records may be compacted, by their offsets."""
+    """The times from which records may be compacted, by their offsets."""
 
     def __init__(self, looked: InspectedPartition, settings: TopicSettings) -> None:
         self._segments = looked.segments
@@ -380,11 +380,11 @@ class _Ready:
         self._times_ms = planning.compactable_from(looked.all, settings)
 
     def segment_ms(self, offset: int) -> int:
-        """When min.compaction.lag.ms lets the segment with an offset go."""
+        """Return when min.compaction.lag.ms no longer holds back the segment with an offset."""
         return self._times_ms[bisect_right(self._first_offsets, offset) - 1]
 
     def winner_ms(self, offset: int | None) -> int | None:
-        """When the record with an offset may be compacted, where that is known."""
+        """Return when the record with an offset may be compacted, if known."""
         if offset is None:
             return None
         index = bisect_right(self._first_offsets, offset) - 1

@@ -19,7 +19,7 @@ def explain_topic(
     question: Question,
     clock: Callable[[], int],
 ) -> Explanation:
-    """Explain records of some partitions, each opened when it is its turn, up to the question's limit in all."""
+    """Explain records of some partitions, each opened in its turn, up to the question's limit in total."""
     if question.limit is not None and question.limit < 1:
         raise InvalidError(f"limit is {question.limit}; it must be at least 1")
     if question.from_offset < 0:

@@ -1,4 +1,4 @@
-"""What happens to one record, by which rule, and what ends its stay: a pure function of what compaction found."""
+"""The verdict on one record, its rule, and what ends its stay: a pure function of what compaction found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Facts:
 
     offset: int
     timestamp_ms: int
-    """By which it ages."""
+    """The time by which it ages."""
     has_key: bool
     has_value: bool
     in_run: bool
@@ -29,18 +29,18 @@ class Facts:
     won: bool = True
     """No other record of the run beats it."""
     is_young: bool = True
-    """It is not older than retention.ms, where that counts."""
+    """It is not older than retention.ms, if that applies."""
     winner: int | None = None
     """The winner of its key in the run."""
     later_winner: int | None = None
     """The winner of its key once everything may be compacted."""
     later_winner_ms: int | None = None
-    """When that may be compacted, where it is known."""
+    """When that record may be compacted, if known."""
     is_spared: bool = False
     is_sealed: bool = True
     seals_ms: int | None = None
     compactable_ms: int | None = None
-    """From when on its segment may be compacted."""
+    """The time from which its segment may be compacted."""
     segment_max_timestamp_ms: int = 0
 
     @property
@@ -50,7 +50,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """The run: its plan, whether it is made, and who reads."""
+    """The run: its plan, whether it is due, and the readers."""
 
     settings: TopicSettings
     log_start: int
@@ -73,7 +73,7 @@ def verdict(record: Facts, run: RunFacts) -> Verdict:
 
 
 def _in_run(record: Facts, run: RunFacts, plan: PartitionPlan) -> Verdict:
-    """The order is that of the rules."""
+    """Apply the rules in their order."""
     if record.offset < plan.rules.log_start:
         return Verdict(goes=True, rule="below the log start")
     if not plan.keyed:
@@ -113,7 +113,7 @@ def _stays(record: Facts, run: RunFacts, plan: PartitionPlan) -> Verdict:
         assert waits is not None, record
         waits_for, until_ms = waits
         if waits_for == "first run" and run.is_due:
-            # This run gives it its deadline, or is the one that it lingers for.
+            # This run sets its deadline, or is the round for which it has to stay.
             until_ms = _expiry_after_first_run(record, run)
         readers = tuple(each for each in run.readers if each.position <= record.offset)
         return Verdict(
@@ -137,7 +137,7 @@ def _expiry_after_first_run(record: Facts, run: RunFacts) -> int:
 
 
 def _left_out(record: Facts, run: RunFacts) -> Verdict:
-    """Of a record that the run does not look at."""
+    """Return the verdict on a record that the run does not look at."""
     if record.offset < run.log_start:
         return Verdict(goes=False, rule="below the log start", waits_for="a run")
     if not record.is_sealed:
@@ -160,7 +160,7 @@ def _left_out(record: Facts, run: RunFacts) -> Verdict:
 
 
 def _kept_by_policy(record: Facts, run: RunFacts) -> Verdict:
-    """Without `compact` only retention takes records, whole segments at a time."""
+    """Keep a record under a policy without `compact`: only retention removes records, whole segments at a time."""
     kept = Verdict(goes=False, rule="not compacted")
     settings = run.settings
     if not settings.deletes or settings.retention_ms is None:
@@ -173,7 +173,7 @@ def _kept_by_policy(record: Facts, run: RunFacts) -> Verdict:
 
 
 def _later(record: Facts) -> int | None:
-    """The record that beats it once everything may be compacted."""
+    """Return the record that beats it once everything may be compacted."""
     return record.later_winner if record.later_winner != record.offset else None
 
 

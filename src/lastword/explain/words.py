@@ -10,7 +10,7 @@ from lastword.record_json import time_text
 
 
 def reason(verdict: Verdict, settings: TopicSettings, *, is_tombstone: bool) -> str:
-    """Why a record goes or stays, as a clause."""
+    """Return why a record goes or stays, as a clause."""
     strategy = strategy_of(settings)
     match verdict.rule:
         case "below the log start":
@@ -20,15 +20,15 @@ def reason(verdict: Verdict, settings: TopicSettings, *, is_tombstone: bool) -> 
             if is_tombstone and strategy.order == "oldest":
                 said += "; a tombstone behind an older record has no effect"
         case "expired tombstone":
-            said = "a tombstone that has expired, that an earlier run has passed and that no reader needs"
+            said = "an expired tombstone that an earlier run has passed and that no reader needs"
         case "too old":
             said = f"older than retention.ms={settings.retention_ms}"
         case "last word" if verdict.beaten_by is not None:
-            said = "nothing that may be compacted yet beats it"
+            said = "no record that may be compacted now beats it"
         case "last word":
             said = strategy.wins
         case "tombstone" if verdict.beaten_by is not None:
-            said = "a tombstone that nothing that may be compacted yet beats"
+            said = "a tombstone, and no record that may be compacted now beats it"
         case "tombstone":
             said = f"a tombstone, {strategy.wins}"
         case "no key":
@@ -66,17 +66,17 @@ def _waits(verdict: Verdict, settings: TopicSettings) -> str | None:
         case "expiry":
             return f"it expires{until}{later}" if until else f"it has no deadline yet{later}"
         case "late records":
-            return f"an older version of its key may lie in what can't be compacted yet{later}"
+            return f"records that can't be compacted yet may have an older version of its key{later}"
         case "reader":
             names = ", ".join(f"{each.reader!r} is at {each.position}" for each in verdict.readers)
-            longest = f", at the longest until{until}" if until else ""
+            longest = f", at most until{until}" if until else ""
             return f"it waits for readers ({names}){longest}{later}"
 
 
 def not_due(
     plan: PartitionPlan | None, settings: TopicSettings, *, has_segments: bool, as_worker: bool
 ) -> str:
-    """Why there is no run."""
+    """Return why there is no run."""
     if not settings.compacts:
         return "the topic is not compacted, and it has too few small segments to join"
     if plan is None:

@@ -1,4 +1,4 @@
-"""The keys that a sketch keeps, found by compiled code. Stored sketches depend on both hashes: they never change."""
+"""Finds the keys that a sketch keeps, in compiled code. Stored sketches depend on both hashes: they never change."""
 
 # mypy: disable-error-code="no-any-return, untyped-decorator"
 
@@ -20,7 +20,7 @@ def find_low(
     numbers: npt.NDArray[np.uint64],
     hashes: npt.NDArray[np.uint64],
 ) -> int:
-    """The keys whose hash is below the threshold: the number that stands for each, and its hash; how many."""
+    """Find the keys whose hash is below the threshold: the number for each, and its hash. Return how many."""
     found = 0
     for row in range(offsets.size - 1):
         number = _number(data, np.uint64(offsets[row]), np.uint64(offsets[row + 1]))
@@ -34,7 +34,7 @@ def find_low(
 
 @njit(nogil=True, cache=True)
 def _number(data: npt.NDArray[np.uint8], at: np.uint64, end: np.uint64) -> np.uint64:
-    """64 bits, so that even billions of keys hardly ever share one, and nothing in common with the partitioner's hash."""
+    """Return 64 bits that even billions of keys hardly ever share, unrelated to the partitioner's hash."""
     mixed = (end - at) * np.uint64(0x9E3779B97F4A7C15)
     while at < end:
         word = np.uint64(0)
@@ -54,7 +54,7 @@ def _number(data: npt.NDArray[np.uint8], at: np.uint64, end: np.uint64) -> np.ui
 
 @njit(nogil=True, cache=True)
 def _theta_hash(number: np.uint64, seed: np.uint64) -> np.uint64:
-    """The library's hash of a number: the first half of MurmurHash3 (x64, 128 bits), without its last bit."""
+    """Return the library's hash of a number: the first half of MurmurHash3 (x64, 128 bits), without its last bit."""
     mixed = number * np.uint64(0x87C37B91114253D5)
     mixed = (mixed << np.uint64(31)) | (mixed >> np.uint64(33))
     mixed *= np.uint64(0x4CF5AD432745937F)

@@ -1,11 +1,11 @@
 """The sealed segments of all topics as tables of an Iceberg catalog, through pyiceberg.
 
-A topic is one table, at `<warehouse>/<namespace>/<name>/<topic id>`; what the topic is, and the positions of its
-partitions, are the table's properties. Creation is one commit, with an empty first snapshot in it, so a table
+A topic is one table, at `<warehouse>/<namespace>/<name>/<topic id>`. The topic's data and the positions of its
+partitions are the table's properties. Creation is one commit, with an empty first snapshot in it, so a table
 always has a current snapshot to fence the next commit with (commit.py).
 
-A table is dropped by the topic's id: its entry goes only if it still is that topic's, so that nobody who comes late
-drops a topic that was created again under the same name. Its files go only from a place that carries the id.
+A table is dropped by the topic's id: its entry is removed only if it still is that topic's, so that a late drop
+never hits a topic that was recreated under the same name. Its files are removed only from a location with the id.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _DROP_ATTEMPTS = 10
 log = logging.getLogger(__name__)
 
 CATALOG_NAME = "lastword"
-"""The catalog's name: other engines that read a SQL catalog's tables give the same one."""
+"""The catalog's name. Other engines that read a SQL catalog's tables use the same one."""
 
 
 _TOPIC_METADATA = re.compile("(?P<warehouse>.+)/[^/]+/[^/]+/[0-9a-f]{32}/metadata/[^/]+")
@@ -74,14 +74,14 @@ def _is_below(location: str, place: str) -> bool:
 
 
 def sqlite_properties(path: Path) -> dict[str, str]:
-    """The properties of a catalog in a SQLite file, whose folder must be there. For one host."""
+    """Return the properties of a catalog in a SQLite file, whose folder must exist. For one host."""
     # Another process holds the file for a few milliseconds at a time; waiting is better than failing.
     uri = URL.create("sqlite", database=str(path), query={"timeout": "30"})
     return {"type": "sql", "uri": uri.render_as_string()}
 
 
 def sqlite_file(properties: Mapping[str, str]) -> Path | None:
-    """The file of a catalog in SQLite; None if the catalog is somewhere else."""
+    """Return the file of a catalog in SQLite; None if the catalog is somewhere else."""
     try:
         url = make_url(properties.get("uri", ""))
     except SQLAlchemyError:
@@ -90,28 +90,28 @@ def sqlite_file(properties: Mapping[str, str]) -> Path | None:
 
 
 def places_in_sqlite(file: Path) -> list[Path]:
-    """Where the warehouses are that the topics of a catalog in SQLite name, by looking into the file alone."""
+    """Return the warehouses that the topics of a catalog in SQLite name, by looking into the file alone."""
     if not file.exists():
         return []
     try:
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             rows = connection.execute("SELECT metadata_location FROM iceberg_tables").fetchall()
     except sqlite3.Error:
-        # Whoever opens it next says what is wrong with it.
+        # The next attempt to open it says what is wrong with it.
         return []
     found = [_TOPIC_METADATA.fullmatch(pointer) for (pointer,) in rows if pointer]
     return sorted({Path(bare_path(match["warehouse"])) for match in found if match})
 
 
 def _make_commits_last(catalog: Catalog) -> None:
-    """A commit of SQLite ends with the removal of a file, which a power cut can undo unless its folder is synced."""
+    """Sync the folder with each commit of SQLite: it ends with the removal of a file, which a power cut can undo."""
     if isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name == "sqlite":
 
         @event.listens_for(catalog.engine, "connect")
         def sync_folder_too(connection: Any, _: object) -> None:
             connection.execute("PRAGMA synchronous = EXTRA")
 
-        # Those made so far are made anew.
+        # Connections made so far are replaced.
         catalog.engine.dispose()
 
 
@@ -146,9 +146,9 @@ class SegmentCatalog:
         create: bool = True,
         guard: Guard | None = None,
     ) -> SegmentCatalog:
-        """Open the catalog that pyiceberg's `properties` name. Without `create` it must be there.
+        """Open the catalog that pyiceberg's `properties` name. Without `create` it must exist.
 
-        `guard` says which tables may be changed; without one all may.
+        `guard` says which tables may be changed; without one, all may.
         """
         warehouse = warehouse_uri(warehouse)
         given = {**properties, "warehouse": warehouse, PY_IO_IMPL: FILE_IO}
@@ -161,7 +161,7 @@ class SegmentCatalog:
                 # Two processes that open a new SQL catalog at once both create its tables; one of them fails.
                 catalog = load_catalog(CATALOG_NAME, **given)
             except ValueError as error:
-                raise InvalidConfigError(f"The catalog's properties: {error}") from error
+                raise InvalidConfigError(f"Invalid catalog properties: {error}") from error
         _make_commits_last(catalog)
         return cls(catalog=catalog, warehouse=warehouse, clock=clock, announce=announce, guard=guard)
 
@@ -174,16 +174,16 @@ class SegmentCatalog:
         operation: str = "create",
         details: Mapping[str, str] | None = None,
     ) -> SegmentTable:
-        """TopicExistsError if the name is taken, also by one that is being deleted.
+        """Create a topic. Raise TopicExistsError if the name is taken, even by one that is being deleted.
 
-        A topic that is restored begins with positions, and with segments that are below its `location` already.
+        A topic that is restored begins with positions, and with segments that are already below its `location`.
         """
         identifier = mapping.identifier_of(topic.name)
         location = self.location(topic.name, topic.id)
         with mapped(f"Creating the topic {topic.name}"):
             self._ensure_namespace(identifier[0])
             if self._loader.exists(identifier):
-                raise TopicExistsError(f"There is a topic {topic.name} already.")
+                raise TopicExistsError(f"The topic {topic.name} already exists.")
             positions += (Positions(),) * (topic.partitions - len(positions))
             owner = self._guard.new_owner(topic) if self._guard is not None else None
             transaction = self._catalog.create_table_transaction(
@@ -218,19 +218,19 @@ class SegmentCatalog:
         return self.load(topic.name)
 
     def register(self, name: str, metadata_location: str) -> SegmentTable:
-        """Take in a topic whose files, written or rewritten for their place, are there already."""
+        """Add a topic whose files already exist, written or rewritten for their location."""
         identifier = mapping.identifier_of(name)
         with mapped(f"Registering the topic {name}"):
             self._ensure_namespace(identifier[0])
             try:
                 self._catalog.register_table(identifier, metadata_location)
             except TableAlreadyExistsError as error:
-                raise TopicExistsError(f"There is a topic {name} already.") from error
+                raise TopicExistsError(f"The topic {name} already exists.") from error
         steps.reached("register.done")
         return self.load(name)
 
     def location(self, name: str, topic_id: UUID) -> str:
-        """Where the files of a topic are, or would be, in this warehouse."""
+        """Return the location that the files of a topic have, or would have, in this warehouse."""
         return "/".join((self._warehouse, *mapping.identifier_of(name), topic_id.hex))
 
     def relocate(
@@ -238,8 +238,8 @@ class SegmentCatalog:
     ) -> dict[str, Rewritten]:
         """Rewrite every topic's metadata for this warehouse, to which their files have been moved or copied.
 
-        `properties` are set in each table. With `below` only topics whose metadata was below that place are
-        looked at. All pointers move in one transaction. Repeated after a kill it does the rest, or nothing.
+        `properties` are set in each table. With `below`, only topics whose metadata was below that location are
+        looked at. All pointers move in one transaction. Repeated after a kill, it does the rest, or nothing.
         """
         with mapped("Relocating the topics"):
             done: dict[str, Rewritten] = {}
@@ -262,12 +262,12 @@ class SegmentCatalog:
             return done
 
     def relocatable(self, *, below: str | None = None) -> builtins.list[str]:
-        """The topics that `relocate` would look at."""
+        """Return the topics that `relocate` would look at."""
         with mapped("Listing the topics"):
             return [mapping.topic_of(identifier) for identifier in self._topic_pointers(below)]
 
     def _topic_pointers(self, below: str | None) -> dict[tuple[str, str], str]:
-        """Where the metadata of each topic is, or was before somebody moved the files."""
+        """Return the location that the metadata of each topic has, or had before the files were moved."""
         pointers = self._loader.pointers()
         if pointers is None:
             raise InvalidConfigError(
@@ -281,7 +281,7 @@ class SegmentCatalog:
         }
 
     def load(self, name: str) -> SegmentTable:
-        """UnknownTopicError if there is none; one that is being deleted is still found."""
+        """Load a topic. Raise UnknownTopicError if there is none. One that is being deleted is still found."""
         with mapped(f"Loading the topic {name}"):
             table = self._loader.load(mapping.identifier_of(name))
         with decoding(table.metadata_location):
@@ -294,10 +294,10 @@ class SegmentCatalog:
             )
 
     def owners(self, known: Mapping[str, str | None]) -> dict[str, OwnerLook]:
-        """Look at the owners of topics. `known` is where each one's metadata was at the last look, if there was one.
+        """Look at the owners of topics. `known` is the location of each one's metadata at the last look, if any.
 
-        A SQL catalog is asked once for all of them, and only metadata that has changed is read. A topic whose table
-        can't be looked at is left out.
+        A SQL catalog is queried once for all of them, and only metadata that has changed is read. A topic whose
+        table can't be looked at is left out.
         """
         with mapped("Looking at the owners of topics"):
             pointers = self._loader.pointers()
@@ -325,7 +325,7 @@ class SegmentCatalog:
         return OwnerLook(pointer=table.metadata_location, topic=mapping.topic_from(table.metadata.properties))
 
     def list(self) -> builtins.list[str]:
-        """The names of all topics, those being deleted included, sorted."""
+        """Return the names of all topics, including those being deleted, sorted."""
         with mapped("Listing the topics"):
             identifiers = [
                 identifier
@@ -335,12 +335,12 @@ class SegmentCatalog:
         return sorted(mapping.topic_of(identifier) for identifier in identifiers if len(identifier) == 2)
 
     def place(self, name: str) -> TablePlace:
-        """UnknownTopicError if there is none; one that can't be read is found too."""
+        """Find a topic's table. Raise UnknownTopicError if there is none. One that can't be read is found too."""
         with mapped(f"Looking for the topic {name}"):
             return self._find(name)[0]
 
     def drop(self, name: str, topic_id: UUID) -> None:
-        """Forget a table, if it is still the one of this topic. Its files stay. Can be repeated."""
+        """Remove a table's entry, if it is still the one of this topic. Its files stay. Can be repeated."""
         identifier = mapping.identifier_of(name)
         with mapped(f"Dropping the topic {name}"):
             for _ in range(_DROP_ATTEMPTS):
@@ -357,13 +357,13 @@ class SegmentCatalog:
         raise ConflictError(f"The table of {name} changed {_DROP_ATTEMPTS} times while it was being dropped.")
 
     def older_states(self, name: str) -> builtins.list[OlderState]:
-        """The states that a table had before the current one, newest first. It need not be readable."""
+        """Return the states that a table had before the current one, newest first. That one need not be readable."""
         identifier = mapping.identifier_of(name)
         with mapped(f"Looking for older states of {name}"):
             pointer = self._loader.pointer(identifier)
             if pointer is None:
                 raise InvalidError(
-                    f"The catalog keeps the metadata of {name} itself: use its own means to go back to an older state."
+                    f"The catalog keeps the metadata of {name} itself: use its own tools to go back to an older state."
                 )
             return older_states(self._file_io, pointer, self._loader.previous(identifier))
 
@@ -378,9 +378,11 @@ class SegmentCatalog:
         steps.reached("go_back.done")
 
     def remove_files(self, location: str, topic_id: UUID) -> None:
-        """Remove every file of a topic that the catalog does not have. StorageError if others may be there too."""
+        """Remove every file of a topic that the catalog does not have. Raise StorageError if others may be there."""
         if not location.endswith(f"/{topic_id.hex}"):
-            raise StorageError(f"{location} is not a place of one topic alone: its files are not removed.")
+            raise StorageError(
+                f"{location} is not the location of a single topic: its files are not removed."
+            )
         with mapped(f"Removing the files in {location}"):
             FileTree(self._file_io, location).remove()
 
@@ -388,7 +390,7 @@ class SegmentCatalog:
         self._catalog.close()
 
     def _find(self, name: str) -> tuple[TablePlace, str]:
-        """A table's place, and where its metadata is. By the path of its metadata, if that can't be read."""
+        """Return a table's place and the location of its metadata. If that can't be read, go by its path."""
         identifier = mapping.identifier_of(name)
         try:
             table = self._loader.load(identifier)
@@ -407,7 +409,7 @@ class SegmentCatalog:
         return TablePlace(topic_id=topic.id, location=table.metadata.location), table.metadata_location
 
     def _was_created(self, topic: TopicInfo, location: str) -> bool:
-        """After a failure: True if the table is there all the same; its files go if another one has the name."""
+        """Return whether the table exists despite a failure. If another topic has the name, remove our files."""
         try:
             table = self._loader.load(mapping.identifier_of(topic.name))
         except NoSuchTableError:
@@ -415,12 +417,12 @@ class SegmentCatalog:
         if table.metadata.properties.get(mapping.ID) == topic.id.hex:
             return True
         self.remove_files(location, topic.id)
-        raise TopicExistsError(f"There is a topic {topic.name} already.")
+        raise TopicExistsError(f"The topic {topic.name} already exists.")
 
     def _ensure_namespace(self, namespace: str) -> None:
         try:
             self._catalog.create_namespace_if_not_exists((namespace,))
         except SQLAlchemyError:
-            # Another process may have created it in the same moment.
+            # Another process may have created it at the same moment.
             if not self._catalog.namespace_exists((namespace,)):
                 raise

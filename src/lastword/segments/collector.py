@@ -1,11 +1,11 @@
 """Removes files of a table that no live snapshot names.
 
-1. All files below the table's location are listed.
-2. The table is looked at, afresh, and every file that its metadata names is read from it.
-3. Files of 1 that are of no live job and not in 2 are unnamed. Since when is noted beside the table (unnamed.py).
-4. Those that have been unnamed for long enough are removed, one by one.
+1. List all files below the table's location.
+2. Load the table afresh, and read from it every file that its metadata names.
+3. Files of 1 that belong to no live job and are not in 2 are unnamed. Note since when beside the table (unnamed.py).
+4. Remove those that have been unnamed for long enough, one by one.
 
-The listing comes first: a file that a commit names after it was listed is seen by 2. Killed at any point, it has
+The listing comes first: a file that a commit names after it was listed is seen by 2. If killed at any point, it has
 removed only files that nobody needs. If anything of 2 can't be read, nothing is removed.
 """
 
@@ -25,11 +25,11 @@ from lastword.segments.unnamed import NOTE, load_note, note_seen, save_note
 
 MAX_MS = 2**62
 SETTLED_MS = 600_000
-"""A file that is younger may be one that a commit under way is about to name: it is not noted as unnamed yet."""
+"""A younger file may be one that a commit in progress is about to name: it is not noted as unnamed yet."""
 
 COMMIT_MS = 60_000
-"""Metadata that is younger is left alone, however short the grace is: a commit under way may be about to name it, and its
-files carry no job that a lease could speak for.
+"""Younger metadata is left alone, however short the grace is: a commit in progress may be about to name it, and its
+files carry no job that a lease could protect.
 """
 
 
@@ -45,7 +45,7 @@ def collect(
     data_only: bool,
 ) -> Collected:
     tree = FileTree(file_io, location)
-    # Without a grace also files go that are younger than this clock says, by the clock of the store.
+    # Without a grace, files that are from the future by this clock are removed too: the store has its own clock.
     before_ms = MAX_MS if grace_ms is None else now_ms - grace_ms
     settled_ms = max(before_ms, now_ms - SETTLED_MS)
     below = {
@@ -86,7 +86,7 @@ def _is_settled(metadata: StoredFile, now_ms: int, *, data_only: bool) -> bool:
 
 
 def named_files(table: Table) -> set[str]:
-    """Every file that the table needs, as a bare path: other engines may spell the scheme in another way."""
+    """Return every file that the table needs, as a bare path: other engines may spell the scheme differently."""
     metadata = table.metadata
     named = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
     named.update(each.statistics_path for each in metadata.statistics)

@@ -1,13 +1,13 @@
-"""One change of a table, made whole or not at all, and only on the snapshot that it was planned on.
+"""One change of a table, all or nothing, and only on the snapshot that it was planned on.
 
 1. Manifests and the manifest list are written (and synced, by the FileIO).
 2. The catalog checks that the snapshot planned on is still the current one, writes the metadata file (synced)
    and moves its pointer. That is the commit.
 3. Metadata files that the new one no longer lists are removed.
 
-Killed before the pointer moves: nothing has changed, the files of 1 and 2 are orphans. Killed after: the change
-is made. If an error leaves open which of the two it is, the table is read again: a commit carries a unique id in
-its snapshot's summary. No file is removed after a failure; that is the collector's work.
+If killed before the pointer moves, nothing has changed, and the files of 1 and 2 are orphans. If killed after, the
+change is made. If an error leaves open which of the two it is, the table is read again: a commit carries a unique
+id in its snapshot's summary. No file is removed after a failure; that is the collector's work.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from lastword.segments.model import Positions, Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a commit does. `positions` are those of all partitions."""
+    """The change that a commit makes. `positions` are those of all partitions."""
 
     operation: str
     positions: tuple[Positions, ...]
@@ -62,7 +62,7 @@ class FencedTransaction(Transaction):
 
     @property
     def table_metadata(self) -> TableMetadata:
-        """The metadata with what has been staged, which pyiceberg would compute a dozen times in each commit."""
+        """The metadata with the staged changes, which pyiceberg would compute a dozen times in each commit."""
         if self._staged is None or self._staged[0] != len(self._updates):
             self._staged = len(self._updates), super().table_metadata
         return self._staged[1]
@@ -97,7 +97,7 @@ def summary_of(change: Change, *, commit_id: str, now_ms: int) -> dict[str, str]
 def commit(
     table: Table, base_id: int | None, change: Change, *, now_ms: int, reload: Callable[[], Table]
 ) -> tuple[Table, int]:
-    """Make the change. Returns the table as it is now, and the id of the snapshot that was made."""
+    """Make the change. Return the table as it is now, and the id of the snapshot that was made."""
     commit_id = new_uuid().hex
     doing = f"The commit '{change.operation}' of {'.'.join(table.name())}"
     transaction = FencedTransaction(table, base_id)
@@ -121,7 +121,7 @@ def commit(
 
 
 def expire(table: Table, snapshot_ids: Sequence[int]) -> Table:
-    """Forget snapshots. No file is removed, and no snapshot is made: readers and writers go on as they were."""
+    """Expire snapshots. Remove no file and make no snapshot: readers and writers are not affected."""
     with mapped(f"The expiry of snapshots of {'.'.join(table.name())}"):
         transaction = FencedTransaction(table, table.metadata.current_snapshot_id)
         ExpireSnapshots(transaction).by_ids(list(snapshot_ids)).commit()
@@ -132,7 +132,7 @@ def expire(table: Table, snapshot_ids: Sequence[int]) -> Table:
 
 
 def remove_old_metadata(before: Table, after: Table) -> None:
-    """Remove metadata files that fell out of the log. What can't be removed now is left to the collector."""
+    """Remove metadata files that fell out of the log. Files that can't be removed now are left to the collector."""
     listed = {entry.metadata_file for entry in after.metadata.metadata_log} | {after.metadata_location}
     for entry in before.metadata.metadata_log:
         if entry.metadata_file not in listed:
@@ -157,8 +157,8 @@ def _look_again(doing: str, commit_id: str, reload: Callable[[], Table], error: 
         table = reload()
     except LastwordError as second:
         raise StorageError(
-            f"{doing} failed ({error}), and the table can't be read ({second}): whether it was made is not known. "
-            "Look at the table again before the next try."
+            f"{doing} failed ({error}), and the table can't be read ({second}): it is not known whether it was made. "
+            "Look at the table again before the next attempt."
         ) from error
     made = any(commit_id_of(snapshot) == commit_id for snapshot in table.metadata.snapshots)
     return table if made else None

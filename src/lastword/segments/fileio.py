@@ -1,8 +1,8 @@
-"""Files of a table, wherever they are: local disk, with the syncs that make them last, or an object store.
+"""Files of a table: on local disk, with the syncs that make them durable, or in an object store.
 
 pyiceberg loads `SyncedFileIO` by name (FILE_IO) and writes manifests, manifest lists and metadata through it;
 segment files go the same way. A local file and the folders above it are on disk when its stream is closed, so
-before a catalog's pointer can name it. Object stores promise as much by themselves.
+before a catalog's pointer can name it. Object stores guarantee the same by themselves.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _file_systems: dict[tuple[object, ...], pafs.FileSystem] = {}
 
 
 class SyncedStream(io.BufferedWriter):
-    """A new local file. It, and its name in its folder, are on disk when `close` has returned.
+    """A new local file. The file and its name in its folder are on disk when `close` has returned.
 
-    It goes there bit by bit, so that appends to a WAL on the same disk don't wait for all of it at once.
+    It is written out bit by bit, so that appends to a WAL on the same disk don't wait for all of it at once.
     """
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:
@@ -68,14 +68,14 @@ class SyncedFile(PyArrowFile):
 
 
 class SyncedFileIO(PyArrowFileIO):
-    """pyiceberg's file access by pyarrow, with syncs on local disk and connections that are kept."""
+    """pyiceberg's file access through pyarrow, with syncs on local disk and connections that are kept."""
 
     def __init__(self, properties: Mapping[str, Any] | None = None) -> None:
         super().__init__(dict(properties or {}))
         self.fs_by_scheme = self._kept_file_system
 
     def _kept_file_system(self, scheme: str, netloc: str | None = None) -> pafs.FileSystem:
-        # pyiceberg makes a FileIO with every load of a table. The connections are kept by what they depend on;
+        # pyiceberg makes a FileIO with every load of a table. Connections are kept by the settings they depend on;
         # a forked process must not use those of its parent.
         key = (os.getpid(), scheme, netloc, *sorted(io_properties(self.properties).items()))
         if key not in _file_systems:
@@ -125,7 +125,7 @@ class FileTree:
                 yield StoredFile(path=info.path, size_bytes=info.size, changed_ms=changed_ms)
 
     def remove_file(self, path: str) -> None:
-        """Remove one file; one that is gone already is no error."""
+        """Remove one file. It is no error if it is already gone."""
         try:
             self._file_system.delete_file(path)
         except FileNotFoundError:
@@ -135,7 +135,7 @@ class FileTree:
                 raise
 
     def remove(self) -> None:
-        """Remove everything; on local disk also the two folders above, if nothing else is in them."""
+        """Remove everything. On local disk, also remove the two folders above if nothing else is in them."""
         if self._file_system.get_file_info(self._path).type != pafs.FileType.NotFound:
             self._file_system.delete_dir(self._path)
         if not self._local:
@@ -148,7 +148,7 @@ class FileTree:
             try:
                 folder.rmdir()
             except OSError:
-                # Something is in it, perhaps since a moment ago: another topic's files.
+                # It is not empty, perhaps only since a moment ago: another topic's files are in it.
                 break
             at = folder.parent
         if at.is_dir():
@@ -156,20 +156,20 @@ class FileTree:
 
 
 def io_properties(properties: Mapping[str, Any]) -> dict[str, str]:
-    """Those of a catalog's properties that say how to reach its files."""
+    """Return those of a catalog's properties that say how to reach its files."""
     return {key: str(value) for key, value in properties.items() if key.startswith(_IO_PREFIXES)}
 
 
 def warehouse_uri(warehouse: str) -> str:
-    """A local path as a URI; a URI as it is. Neither has a slash at its end."""
+    """Return a local path as a URI, and a URI as it is. Neither ends with a slash."""
     if "://" not in warehouse:
         warehouse = f"file://{Path(warehouse.removeprefix('file:')).absolute()}"
-    # pyiceberg and other engines read what follows these as a query or a fragment, not as a part of the path.
+    # pyiceberg and other engines read the text after these as a query or a fragment, not as part of the path.
     if "#" in warehouse or "?" in warehouse:
-        raise InvalidConfigError(f"The warehouse {warehouse!r} may have no '#' and no '?' in its path.")
+        raise InvalidConfigError(f"The warehouse {warehouse!r} must not have '#' or '?' in its path.")
     return warehouse.rstrip("/")
 
 
 def bare_path(location: str) -> str:
-    """A location without its scheme, as listings show it."""
+    """Return a location without its scheme, as listings show it."""
     return str(PyArrowFileIO.parse_location(location)[2])

@@ -1,6 +1,6 @@
-"""The footer of a segment file: who wrote it, in which format, and what it says of its row groups.
+"""The footer of a segment file: who wrote it, in which format, and what it says about its row groups.
 
-Files that another engine wrote have no format of ours: nothing is known of the order of their rows, and their statistics
+Files that another engine wrote don't have our format: the order of their rows is not known, and their statistics
 may leave rows out.
 """
 
@@ -17,11 +17,11 @@ from lastword.errors import StorageError
 from lastword.segments.model import Segment
 
 FORMAT = 1
-"""What we write, and the newest that we read: rows in offset order, in row groups with statistics."""
+"""The format that we write, and the newest that we read: rows in offset order, in row groups with statistics."""
 
 _FORMAT_KEY = b"lastword.segment.format"
 _NULL_VALUES_KEY = b"lastword.segment.null-values"
-"""How many values of each row group are null, as a JSON list."""
+"""The number of null values in each row group, as a JSON list."""
 _SKETCH_KEY = b"lastword.segment.key-sketch"
 """A sketch of the file's keys (sketch.py), in base64."""
 
@@ -29,7 +29,7 @@ OWN_METADATA = {_FORMAT_KEY: str(FORMAT).encode()}
 
 
 def closing_metadata(null_values: Sequence[int], sketch: bytes) -> dict[bytes, bytes]:
-    """What is known of a file once its rows have been written."""
+    """Return the metadata of a file that is known once its rows have been written."""
     return {
         _NULL_VALUES_KEY: json.dumps(list(null_values)).encode(),
         _SKETCH_KEY: base64.b64encode(sketch),
@@ -37,14 +37,14 @@ def closing_metadata(null_values: Sequence[int], sketch: bytes) -> dict[bytes, b
 
 
 class Footer:
-    """What the footer of a segment's file says. StorageError if a newer Lastword wrote it, ArrowInvalid if it is damaged."""
+    """The footer of a segment's file. Raises StorageError if a newer Lastword wrote it, ArrowInvalid if damaged."""
 
     def __init__(self, metadata: pq.FileMetaData, segment: Segment) -> None:
         self._metadata = metadata
         self._segment = segment
         pairs = metadata.metadata or {}
         self.is_ours = _FORMAT_KEY in pairs
-        """Whether rows are in offset order, and statistics speak of all of them."""
+        """Whether rows are in offset order, and statistics cover all of them."""
         if self.is_ours:
             _check_format(pairs[_FORMAT_KEY], segment)
         try:
@@ -53,28 +53,26 @@ class Footer:
         except ValueError as error:
             raise pa.ArrowInvalid(f"its footer can't be read: {error}") from error
         self.null_values: Sequence[int | None] = nulls or [None] * metadata.num_row_groups
-        """Of each row group; None where it is not known."""
+        """The number of null values in each row group; None if it is not known."""
         self.sketch = sketch or None
         names = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
         self._offset, self._timestamp = names["offset"], names["timestamp"]
 
     def check_rows(self) -> None:
-        """A footer has no checksum: ArrowInvalid if it speaks of fewer records than there were."""
+        """Raise ArrowInvalid if the footer, which has no checksum, counts fewer records than there were."""
         rows = sum(self._metadata.row_group(each).num_rows for each in range(self._metadata.num_row_groups))
         if rows < self._segment.records:
-            raise pa.ArrowInvalid(
-                f"its footer speaks of {rows} records, and there were {self._segment.records}"
-            )
+            raise pa.ArrowInvalid(f"its footer counts {rows} records, but there were {self._segment.records}")
 
     def offsets(self, group: int) -> tuple[int, int]:
-        """The first and the last offset of a row group, or bounds of them."""
+        """Return the first and the last offset of a row group, or bounds of them."""
         statistics = self._metadata.row_group(group).column(self._offset).statistics
         if not self.is_ours or statistics is None or not statistics.has_min_max:
             return self._segment.first_offset, self._segment.last_offset
         return statistics.min, statistics.max
 
     def times_us(self, group: int) -> tuple[int, int] | None:
-        """The lowest and the highest timestamp of a row group, where they are known."""
+        """Return the lowest and the highest timestamp of a row group, if they are known."""
         statistics = self._metadata.row_group(group).column(self._timestamp).statistics
         if not self.is_ours or statistics is None or not statistics.has_min_max:
             return None

@@ -1,4 +1,4 @@
-"""Foreign errors become ours here, once, for everything in this folder."""
+"""Turns foreign errors into ours, in one place for everything in this folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lastword.errors import ConflictError, CorruptError, StorageError, UnknownTo
 from lastword.segments.model import SegmentGoneError
 
 CONFLICTS = (CommitFailedException, ValidationException, WaitingForLockException)
-"""Raised by a catalog that says that nothing has changed."""
+"""Raised by a catalog when a commit failed and nothing has changed."""
 
 _UNKNOWN = (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError)
 
@@ -43,7 +43,7 @@ FAILURES = (
     pa.ArrowException,
     OSError,
 )
-"""Raised where the outside world failed; after one of them, a commit may or may not have been made."""
+"""Raised when the outside world failed. After one of them, a commit may or may not have been made."""
 
 _UNDECODABLE = (
     # pydantic's and UnicodeDecodeError are ValueErrors, too.
@@ -63,14 +63,14 @@ _UNDECODABLE = (
 
 @contextmanager
 def mapped(doing: str, path: str = "") -> Iterator[None]:
-    """Run the block; what pyiceberg, pyarrow, SQLAlchemy or the disk raise comes out as an error of ours."""
+    """Run the block. Turn errors of pyiceberg, pyarrow, SQLAlchemy and the disk into ours."""
     where = f" ({path})" if path else ""
     try:
         yield
     except FileNotFoundError as error:
         raise SegmentGoneError(f"{doing}: a file is no longer there{where}: {error}") from error
     except CONFLICTS as error:
-        raise ConflictError(f"{doing}: the table changed meanwhile{where}: {error}") from error
+        raise ConflictError(f"{doing}: the table changed in the meantime{where}: {error}") from error
     except _UNKNOWN as error:
         raise UnknownTopicError(f"{doing}: there is no such topic{where}") from error
     except FAILURES as error:
@@ -79,7 +79,7 @@ def mapped(doing: str, path: str = "") -> Iterator[None]:
 
 @contextmanager
 def decoding(path: str) -> Iterator[None]:
-    """Run the block, which reads a metadata file, manifest list or manifest; damage comes out as CorruptError."""
+    """Run the block, which reads a metadata file, manifest list or manifest. Raise CorruptError if it is damaged."""
     try:
         yield
     except _UNDECODABLE as error:
@@ -91,7 +91,7 @@ def decoding(path: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """What is wrong, in one line: pydantic, below pyiceberg, says it in several, with links of its own."""
+    """Return the reason in one line: pydantic, which pyiceberg uses, gives it in several, with links."""
     pydantics = error.__cause__ if isinstance(error, ValidationError) else error
     if isinstance(pydantics, pydantic.ValidationError):
         first = pydantics.errors(include_url=False, include_input=False, include_context=False)[0]

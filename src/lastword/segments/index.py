@@ -1,4 +1,4 @@
-"""The segments that a snapshot names, in memory, in the order in which readers want them."""
+"""The segments that a snapshot names, in memory, in the order in which readers need them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _check_disjoint(segments: Sequence[Segment]) -> None:
 
 
 class IndexCache:
-    """Indexes of the snapshots last looked at. Manifests never change, so none is read twice."""
+    """The indexes of the snapshots that were used last. Manifests never change, so none is read twice."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -93,7 +93,7 @@ class IndexCache:
         for manifest in manifests:
             if manifest.content != ManifestContent.DATA:
                 raise StorageError(
-                    f"Snapshot {snapshot.snapshot_id} has deletes of single rows ({manifest.manifest_path}), which "
+                    f"Snapshot {snapshot.snapshot_id} has row-level deletes ({manifest.manifest_path}), which "
                     "another engine wrote. Lastword does not read them: roll the table back."
                 )
             with self._lock:

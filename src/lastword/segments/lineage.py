@@ -1,4 +1,4 @@
-"""The snapshots of a table in the order in which they were the current one, and when each was superseded."""
+"""The order in which the snapshots of a table were the current one, and when each was superseded."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def main_line(metadata: TableMetadata) -> list[IcebergSnapshot]:
 def superseded(metadata: TableMetadata, now_ms: int) -> dict[int, int]:
     """Return when each snapshot but the current one was replaced by another.
 
-    Where those in between have expired it is when the next one that is left was made, which is later. A snapshot that
-    was never the current one counts from its own commit, or that of the first snapshot made of it.
+    If those in between have expired, it is the time when the next remaining one was made, which is later. A snapshot
+    that was never the current one counts from its own commit, or that of the first snapshot based on it.
     """
     by_id = {each.snapshot_id: each for each in metadata.snapshots}
     found = {
@@ -51,19 +51,19 @@ def superseded(metadata: TableMetadata, now_ms: int) -> dict[int, int]:
     for place, (snapshot_id, since_ms) in enumerate(became_current[:-1]):
         at_ms = max(since_ms, became_current[place + 1][1])
         if at_ms > now_ms:
-            # The clock has been put back since. It was before every later commit, by whichever clock.
+            # The clock has been set back since. The time was before every later commit, by whichever clock.
             at_ms = min(each_ms for _, each_ms in became_current[place + 1 :])
         found[snapshot_id] = at_ms
     return {each: at_ms for each, at_ms in found.items() if each != metadata.current_snapshot_id}
 
 
 def _became_current(metadata: TableMetadata, by_id: Mapping[int, IcebergSnapshot]) -> list[tuple[int, int]]:
-    """The snapshots that became the current one, in order, each with when it did."""
+    """Return the snapshots that became the current one, in order, each with the time when it did."""
     found: list[tuple[int, int]] = []
     seen: set[int] = set()
     for entry in metadata.snapshot_log:
         if (snapshot := by_id.get(entry.snapshot_id)) is not None:
-            # One that became the current one again was rolled back to, by another engine.
+            # If it became the current one again, another engine rolled back to it.
             again = entry.snapshot_id in seen
             found.append((entry.snapshot_id, entry.timestamp_ms if again else committed_ms_of(snapshot)))
             seen.add(entry.snapshot_id)

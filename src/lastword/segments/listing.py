@@ -1,7 +1,7 @@
 """Looks at many topics, while others are being created and deleted, and while some can't be read.
 
-`visit` is the one answer to two questions that every job over all topics has: a topic that has been deleted since the
-names were listed is skipped, and one that fails is noted while the others go on.
+`visit` solves two problems of every job over all topics: it skips a topic that was deleted after the names were
+listed, and if one fails, it notes that and continues with the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visited(Generic[T]):
-    """What was found of each topic, and which of them failed. Those that are gone are in neither."""
+    """The result for each topic, and the topics that failed. Deleted topics are in neither."""
 
     found: Mapping[str, T]
     problems: Mapping[str, LastwordError]
@@ -30,17 +30,17 @@ class Visited(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableTopic:
-    """A topic that the catalog has and whose table can't be read, and why."""
+    """A topic of the catalog whose table can't be read, and why."""
 
     name: str
     id: UUID | None
-    """None if that is not known either."""
+    """None if it is not known either."""
     problem: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicListing:
-    """Every topic that there is."""
+    """All topics that exist."""
 
     infos: tuple[TopicInfo, ...]
     unreadable: tuple[UnreadableTopic, ...]
@@ -51,22 +51,22 @@ class TopicListing:
 
     @property
     def ids(self) -> set[UUID]:
-        """Those that are known."""
+        """The ids that are known."""
         return {info.id for info in self.infos} | {each.id for each in self.unreadable if each.id is not None}
 
 
 def visit(names: Iterable[str], act: Callable[[str], T], is_gone: Callable[[str], bool]) -> Visited[T]:
-    """Do something to each topic. `is_gone` is asked of one that failed: with it, anything may fail."""
+    """Call `act` for each topic. `is_gone` is called if that failed: anything may fail on a deleted topic."""
     found: dict[str, T] = {}
     problems: dict[str, LastwordError] = {}
     for name in names:
         try:
             found[name] = act(name)
         except UnknownTopicError:
-            logger.debug("topic %s has been deleted meanwhile", name)
+            logger.debug("topic %s has been deleted in the meantime", name)
         except (LastwordError, OSError) as error:
             if is_gone(name):
-                logger.debug("topic %s has been deleted meanwhile: %s", name, error)
+                logger.debug("topic %s has been deleted in the meantime: %s", name, error)
             elif isinstance(error, LastwordError):
                 problems[name] = error
             else:

@@ -51,9 +51,9 @@ class TableLoader:
         return self._catalog.table_exists(identifier)
 
     def move_pointers(self, moves: Mapping[tuple[str, ...], tuple[str, str]]) -> None:
-        """Have tables of a SQL catalog name other metadata files: all of them, in one transaction, or none.
+        """Point tables of a SQL catalog to other metadata files: all of them, in one transaction, or none.
 
-        `moves` are the location of each table's metadata that is expected, and the new one.
+        `moves` has the expected location of each table's metadata, and the new one.
         """
         assert isinstance(self._catalog, SqlCatalog)
         with Session(self._catalog.engine) as session:
@@ -73,7 +73,7 @@ class TableLoader:
             session.commit()
 
     def pointers(self) -> dict[tuple[str, str], str] | None:
-        """Where the metadata of every table is now, by one query; None where only loading a table can tell."""
+        """Return the location of every table's metadata, by one query; None if only loading a table can tell."""
         if not isinstance(self._catalog, SqlCatalog):
             return None
         with Session(self._catalog.engine) as session:
@@ -85,12 +85,12 @@ class TableLoader:
             return {(namespace, name): pointer for namespace, name, pointer in rows if pointer is not None}
 
     def pointer(self, identifier: tuple[str, ...]) -> str | None:
-        """Where the metadata is now. Only SQL catalogs can tell without reading it."""
+        """Return the current location of the metadata. Only SQL catalogs can tell it without reading it."""
         if not isinstance(self._catalog, SqlCatalog):
             return None
         namespace, name = identifier
         found: str | None
-        # It is asked for all the time: a statement that is made once, without a session, takes a third of the time.
+        # This is called all the time: a statement that is built once, without a session, takes a third of the time.
         with self._catalog.engine.connect() as connection:
             found = connection.execute(
                 _POINTER, {"catalog": self._catalog.name, "namespace": namespace, "name": name}
@@ -98,7 +98,7 @@ class TableLoader:
         return found
 
     def previous(self, identifier: tuple[str, ...]) -> str | None:
-        """Where the metadata was before the last commit, if the catalog knows."""
+        """Return the location of the metadata before the last commit, if the catalog knows it."""
         assert isinstance(self._catalog, SqlCatalog)
         namespace, name = identifier
         with Session(self._catalog.engine) as session:
@@ -111,10 +111,10 @@ class TableLoader:
             )
 
     def forget(self, identifier: tuple[str, ...], pointer: str) -> bool:
-        """Remove a table's entry, if its metadata is still at `pointer`; False if it is not.
+        """Remove a table's entry if its metadata is still at `pointer`. Return False if it is not.
 
-        SQL catalogs do both in one statement. Other catalogs can't: what comes between the look of whoever calls and
-        the removal, a drop and a creation under the same name by another data folder, would be removed instead.
+        SQL catalogs do both in one statement. Other catalogs can't: if another data folder drops the table and
+        creates one of the same name between the caller's look and the removal, the new one is removed.
         """
         if not isinstance(self._catalog, SqlCatalog):
             try:

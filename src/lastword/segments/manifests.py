@@ -1,6 +1,6 @@
 """Reads manifest lists and manifests.
 
-pyiceberg works out for every file that it opens how its schema is read, which takes ten times longer than reading it.
+pyiceberg works out how to read the schema of every file that it opens, which takes ten times longer than reading it.
 All files of a kind have the same schema, so here that is done once.
 """
 
@@ -48,13 +48,13 @@ _READ_AS: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 def manifests_of(snapshot: IcebergSnapshot, file_io: FileIO) -> list[ManifestFile]:
-    """The manifests that a snapshot's list names."""
+    """Return the manifests that a snapshot's list names."""
     with _AvroFile(file_io.new_input(snapshot.manifest_list), "list") as manifests:
         return list(manifests)
 
 
 def files_of(manifest: ManifestFile, file_io: FileIO) -> Iterator[DataFile]:
-    """The files that a manifest names, without those that it says are deleted."""
+    """Yield the files that a manifest names, without those that it marks as deleted."""
     with _AvroFile(file_io.new_input(manifest.manifest_path), "manifest") as entries:
         for entry in entries:
             if entry.status != ManifestEntryStatus.DELETED:

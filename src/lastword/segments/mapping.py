@@ -1,4 +1,4 @@
-"""How topics, positions, snapshots and segments are said in Iceberg's words, and read back from them."""
+"""Maps topics, positions, snapshots and segments to Iceberg's terms, and back."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ TABLE_PROPERTIES = {
 
 
 def identifier_of(topic: str) -> tuple[str, str]:
-    """`ns.rest` is the table `rest` of the namespace `ns`; a name without a dot is in `default`."""
+    """Return a topic's table: `ns.rest` is `rest` in the namespace `ns`; a name without a dot is in `default`."""
     namespace, dot, rest = topic.partition(".")
     return (namespace, rest) if dot else (DEFAULT_NAMESPACE, topic)
 
@@ -156,7 +156,7 @@ def topic_from(properties: Mapping[str, str]) -> TopicInfo:
             ),
         )
     except KeyError as error:
-        raise UnknownTopicError(f"The table is no topic: it has no property {error}.") from error
+        raise UnknownTopicError(f"The table is not a topic: it has no property {error}.") from error
 
 
 def owner_properties(owner: Owner) -> dict[str, str]:
@@ -177,7 +177,7 @@ def past_owners_to_json(owners: Sequence[PastOwner]) -> str:
 
 
 def owner_from(properties: Mapping[str, str]) -> Owner | None:
-    """The folder that owns a table; None for one that no folder has claimed yet, as in the first version."""
+    """Return the folder that owns a table; None if no folder has claimed it yet, as in the first version."""
     if OWNER not in properties:
         return None
     return Owner(
@@ -190,7 +190,7 @@ def owner_from(properties: Mapping[str, str]) -> Owner | None:
 
 
 def positions_to_json(positions: Sequence[Positions]) -> str:
-    """One object a partition; a field with its default value is left out."""
+    """Encode one object per partition. Fields with their default value are left out."""
     return json.dumps([_changed_fields(each) for each in positions], separators=(",", ":"))
 
 
@@ -220,7 +220,7 @@ def _as_tuples(value: Any) -> Any:
 
 
 def snapshot_from(metadata: TableMetadata, snapshot: IcebergSnapshot) -> Snapshot:
-    """The current snapshot has the table's positions, which never move down; an older one those in its summary."""
+    """Convert a snapshot. The current one has the table's positions, which never move down; older ones their own."""
     topic = topic_from(metadata.properties)
     summary = _summary_of(snapshot)
     return Snapshot(
@@ -255,7 +255,7 @@ def _positions_at(
 ) -> tuple[Positions, ...]:
     is_current = snapshot.snapshot_id == metadata.current_snapshot_id
     at = None if is_current else snapshot
-    # A snapshot that another engine made has no positions of its own: nothing of ours moved with it.
+    # A snapshot that another engine made has no positions: nothing of ours moved with it.
     while at is not None:
         if text := _summary_of(at).get(POSITIONS):
             break
@@ -264,12 +264,12 @@ def _positions_at(
     else:
         text = metadata.properties[POSITIONS]
     positions = positions_from_json(text)
-    # Partitions that were added since stand at their beginning.
+    # Partitions that were added since then are at their beginning.
     return positions + (Positions(),) * (partitions - len(positions))
 
 
 def data_file_from(segment: Segment, spec_id: int) -> DataFile:
-    """What a manifest says of a segment. Keys and values are counted only, so manifests stay small."""
+    """Return what a manifest says about a segment. Keys and values are only counted, so manifests stay small."""
     lower = {
         FIELD_IDS["partition"]: to_bytes(IntegerType(), segment.partition),
         FIELD_IDS["offset"]: to_bytes(LongType(), segment.first_offset),
@@ -316,7 +316,7 @@ def segment_from(data_file: DataFile) -> Segment:
         )
     except (KeyError, TypeError) as error:
         raise StorageError(
-            f"The file {data_file.file_path} was added by another engine without metrics of offset, timestamp, "
+            f"The file {data_file.file_path} was added by another engine without metrics for offset, timestamp, "
             "key and value. Roll the table back, and write with the table's metrics properties."
         ) from error
 

@@ -1,12 +1,12 @@
-"""What a catalog of sealed segments speaks of, and how it changes.
+"""The model of a catalog of sealed segments, and how it changes.
 
-Words: a *catalog* holds one *table* a topic; a table has *snapshots*; a snapshot names *segments* (immutable
+Terms: a *catalog* holds one *table* per topic; a table has *snapshots*; a snapshot names *segments* (immutable
 files of records of one partition, in offset order) and carries the *positions* of every partition.
 
 Every change is one commit that makes one new snapshot and is fenced by the snapshot that it was planned on:
 if another commit came first, `ConflictError` is raised, nothing has changed, and the caller plans again
-(`retry_on_conflict`). So positions and the files they speak of can't part, and no stale writer can move a
-position back.
+(`retry_on_conflict`). So positions always match the files they refer to, and no stale writer can move a position
+back.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from lastword.wal.reader import OffsetGoneError
 T = TypeVar("T")
 
 Codec = Literal["zstd", "lz4"]
-"""How the columns of a segment are packed: small, or fast to write and read."""
+"""The compression of a segment's columns: small, or fast to write and read."""
 
 
 LOOKS: Final = 5
-"""How often what is read in one go is begun again when the records moved meanwhile."""
+"""The number of attempts at a read when records move in the meantime."""
 
 
 class SegmentGoneError(StorageError):
@@ -51,9 +51,9 @@ class Segment:
 
 
 class Deadline(NamedTuple):
-    """Tombstones with offsets in [start, end) may go from `deadline_ms` on; there may be none.
+    """The time from which tombstones with offsets in [start, end) may be removed; there may be none.
 
-    With `by_record` it comes of the timestamp of the oldest of them, and the others may have to wait longer.
+    With `by_record` it follows from the timestamp of the oldest of them, and the others may have to wait longer.
     """
 
     start: int
@@ -63,7 +63,7 @@ class Deadline(NamedTuple):
 
 
 class LastRun(NamedTuple):
-    """What the last compaction of a partition did."""
+    """The last compaction of a partition."""
 
     time_ms: int
     duration_ms: int
@@ -72,14 +72,14 @@ class LastRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """How far a partition has come. None of the offsets ever moves down.
+    """The positions of a partition. None of the offsets ever moves down.
 
     `epochs` are pairs of leader epoch and the first offset written under it, oldest first. The rest is what
-    compaction must remember from one run to the next: when tombstones may go, when the last runs began and how
-    far the log had come by then (pairs, oldest first), and whether one of them has spared superseded records.
+    compaction must remember from one run to the next: when tombstones may be removed, when the last runs began and
+    the log end at that time (pairs, oldest first), and whether one of them has spared superseded records.
 
     `clean_max_timestamp_ms` is at least the timestamp of every record that was ever below the first dirty offset,
-    those that are gone too but for those below the log start. None: not known, or there is no such record.
+    including removed ones, but not those below the log start. None: not known, or there is no such record.
     """
 
     log_start: int = 0
@@ -97,8 +97,8 @@ class Positions:
 class Owner:
     """The data folder that may change a table, as the table names it. The epoch rises when another takes over.
 
-    `incarnation` tells apart the openings of one folder, where its catalog or warehouse could be shared with a clone
-    of it; elsewhere it is empty. Host and path are for people.
+    `incarnation` tells apart the openings of one folder, if its catalog or warehouse could be shared with a clone
+    of it; otherwise it is empty. Host and path are for people.
     """
 
     folder_id: str
@@ -114,7 +114,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastOwner:
-    """A data folder that has lost a topic, and how far each partition was sealed then: the rest is in its WAL alone."""
+    """A data folder that has lost a topic, and the sealed end of each partition then: the rest is only in its WAL."""
 
     folder_id: str
     epoch: int
@@ -123,7 +123,7 @@ class PastOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicInfo:
-    """What a topic is. `config` has only the settings given to the topic itself, as text."""
+    """A topic. `config` has only the settings given to the topic itself, as text."""
 
     name: str
     id: UUID
@@ -133,12 +133,12 @@ class TopicInfo:
     owner: Owner | None = None
     """The data folder that may change it; None for a table of the first version, until one claims it."""
     past_owners: tuple[PastOwner, ...] = ()
-    """Those that lost it to another folder, oldest first."""
+    """The folders that lost it to another one, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerLook:
-    """What a look at a table has found. `topic` is None if there is no such table, or if nothing has changed."""
+    """The result of a look at a table. `topic` is None if there is no such table, or if nothing has changed."""
 
     pointer: str | None = None
     topic: TopicInfo | None = None
@@ -146,14 +146,14 @@ class OwnerLook:
 
 
 class Guard(Protocol):
-    """Says who may change a table. Asked with the state of the table that a commit is fenced by."""
+    """Says who may change a table. It is given the state of the table that a commit is fenced by."""
 
     def new_owner(self, topic: TopicInfo) -> Owner:
-        """The owner that a new table gets."""
+        """Return the owner that a new table gets."""
         ...
 
     def check(self, topic: TopicInfo) -> Owner | None:
-        """NotOwnerError unless we may; the owner to be noted with the commit, if it is not yet."""
+        """Raise NotOwnerError unless we may. Return the owner to be noted with the commit, if it is not noted yet."""
         ...
 
 
@@ -175,7 +175,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a collection removed, or would remove."""
+    """The files that a collection removed, or would remove."""
 
     files: tuple[str, ...] = ()
     size_bytes: int = 0
@@ -183,7 +183,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlace:
-    """Which topic a table is of, and where its files are. Known also of a table that can't be read."""
+    """The topic of a table, and the location of its files. Known even if the table can't be read."""
 
     topic_id: UUID
     location: str
@@ -191,7 +191,7 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCommit:
-    """A commit that is about to take records away.
+    """A commit that is about to remove records.
 
     `floors` has, for each partition that it touches, the offset below which only the snapshot after it may be
     read.
@@ -202,11 +202,11 @@ class PendingCommit:
 
 
 Announce = Callable[[PendingCommit], AbstractContextManager[object]]
-"""Tells those who serve the table's records of a commit: entered before it is made, left when it is made or not."""
+"""Tells the servers of the table's records about a commit: entered before it is made, left when it is made or not."""
 
 
 def to_nobody(_commit: PendingCommit) -> AbstractContextManager[object]:
-    """Announce a commit where nobody serves the table's records."""
+    """Announce a commit to nobody: no process serves the table's records."""
     return nullcontext()
 
 
@@ -220,16 +220,16 @@ class Ref:
 
 
 def check_not_deleted(base: Snapshot) -> None:
-    """UnknownTopicError if the topic has been deleted: what a job has made of it is for nothing."""
+    """Raise UnknownTopicError if the topic has been deleted: the work of a job on it is void."""
     if base.topic.deleted:
         raise UnknownTopicError(f"topic {base.topic.name!r} has been deleted")
 
 
 def look_again(attempt: Callable[[], T], what: str) -> T:
-    """Call `attempt`, which looks at a table or a WAL and reads what it found, until nothing has moved meanwhile.
+    """Call `attempt`, which looks at a table or a WAL and reads what it found, until nothing moved in the meantime.
 
-    Sealing, compaction, retention, expiry and collection all move records. UnavailableError, which names `what` was
-    read, if they did so each time.
+    Sealing, compaction, retention, expiry and collection all move records. Raise UnavailableError, which names
+    `what` was read, if they did so each time.
     """
     for _ in range(LOOKS):
         try:
@@ -240,7 +240,7 @@ def look_again(attempt: Callable[[], T], what: str) -> T:
 
 
 def retry_on_conflict(attempt: Callable[[], T], attempts: int = 10) -> T:
-    """Call `attempt`, which looks at the table, plans and commits, until no other commit came between."""
+    """Call `attempt`, which looks at the table, plans and commits, until no other commit comes in between."""
     for _ in range(attempts - 1):
         try:
             return attempt()

@@ -1,9 +1,9 @@
 """Finds older states of a table whose current metadata file is damaged or missing.
 
-A commit writes a new metadata file, and each such file names those before it. The newest of them that can be read, and
-whose files are all there, is the state that the table can go back to. Files of commits that were never made lie in the
-same folder: only what the catalog, or a later file, names as a predecessor has ever been the table's state; or a file that
-is the only one of its number, where those of that number are still kept: a commit that failed leaves a second one.
+A commit writes a new metadata file, and each such file names those before it. The table can go back to the newest of
+them that can be read and whose files all exist. Files of commits that were never made are in the same folder. A file
+has been the table's state only if the catalog or a later file names it as a predecessor, or if it is the only one of
+its number and files of that number are still kept: a commit that failed leaves a second one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUFFIX = ".metadata.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OlderState:
-    """A state that a table had before. It can be used if there is no problem with it."""
+    """A state that a table had before. It can be used if it has no `problem`."""
 
     metadata_location: str
     snapshot: Snapshot | None
@@ -35,7 +35,7 @@ class OlderState:
 
 
 def older_states(file_io: SyncedFileIO, pointer: str, previous: str | None) -> list[OlderState]:
-    """The states before the one at `pointer`, newest first. `previous` is the one before it, if the catalog knows."""
+    """Return the states before the one at `pointer`, newest first. `previous` is the newest of them, if known."""
     folder = pointer.rpartition("/")[0]
     location = folder.removesuffix("/metadata")
     there = {file.path for file in FileTree(file_io, location).files()}
@@ -67,7 +67,7 @@ def _read(file_io: SyncedFileIO, path: str) -> TableMetadata | CorruptError:
 
 
 def _version(path: str) -> tuple[int, str]:
-    """The number that begins the name of a metadata file."""
+    """Return the number that begins the name of a metadata file, and the name."""
     name = path.rpartition("/")[2]
     number = name.partition("-")[0]
     return (int(number) if number.isdigit() else -1, name)
@@ -92,5 +92,5 @@ def _state(
     except LastwordError as error:
         return OlderState(metadata_location=path, snapshot=None, problem=str(error))
     gone = sorted({bare_path(each) for each in named} - there)
-    problem = f"{len(gone)} of its files are gone, {gone[0]} among them" if gone else None
+    problem = f"{len(gone)} of its files are gone (the first is {gone[0]})" if gone else None
     return OlderState(metadata_location=path, snapshot=snapshot, problem=problem)

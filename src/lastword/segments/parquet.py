@@ -1,12 +1,12 @@
-"""One segment is one Parquet file. Writing and reading it needs no catalog, so executors do it too.
+"""Segment files: one segment is one Parquet file. Executors use them too, since they need no catalog.
 
 The file has the table's columns: those of record.PAYLOAD_SCHEMA, with the partition before them and every
-timestamp filled in. Rows are in offset order, in row groups that are small enough to bound the memory of whoever
-writes or reads them. Every page has a checksum, so that a flipped bit is found and never returned.
+timestamp filled in. Rows are in offset order, in row groups that are small enough to bound the memory of writers
+and readers. Every page has a checksum, so that a flipped bit is found and never returned.
 
-A writer: (1) collects records to a row group and writes it to the file's final, unique name; (2) on close writes
-the footer and syncs file and folder. Killed at any point it leaves a file that no snapshot names; the
-collector removes it.
+A writer (1) collects records to a row group and writes it to the file, under its final, unique name, and (2) on
+close writes the footer and syncs file and folder. If killed at any point, it leaves a file that no snapshot names;
+the collector removes it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 STREAM_ROWS = 256
 STREAM_BYTES = 1 << 20
-"""Rows that are streamed come so many at a time, and so many bytes of a column are read ahead for them."""
+"""The number of rows that a stream returns at a time, and the bytes of a column that it reads ahead."""
 
 FIELD_IDS = {
     "partition": 1,
@@ -98,10 +98,10 @@ _CODEC_OPTIONS: dict[Codec, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFiles:
-    """Where a topic's segment files are and how to reach them. Small, and can be pickled to executors."""
+    """The location of a topic's segment files, and how to reach them. Small, and can be pickled to executors."""
 
     location: str
-    # They may have an object store's secrets, which must not get into a log.
+    # They may contain an object store's secrets, which must not get into a log.
     properties: Mapping[str, str] = field(repr=False)
 
     def writer(self, partition: int, first_offset: int, job_id: str, codec: Codec = "zstd") -> SegmentWriter:
@@ -116,7 +116,7 @@ class SegmentFiles:
     def read(
         self, segment: Segment, columns: Sequence[str] | None = None, from_offset: int = 0
     ) -> Iterator[pa.RecordBatch]:
-        """Records of a segment from an offset on, as PAYLOAD_SCHEMA or its `columns`, a row group at a time."""
+        """Read records of a segment from an offset on, as PAYLOAD_SCHEMA or its `columns`, a row group at a time."""
         schema = PAYLOAD_SCHEMA if columns is None else _selected(columns)
         return _read(self.file_io(), segment, schema, from_offset)
 
@@ -126,9 +126,9 @@ class SegmentFiles:
         columns: Sequence[str] | None = None,
         wanted: Callable[[int, int], bool] = lambda _first, _last: True,
     ) -> Iterator[pa.RecordBatch]:
-        """Read as `read` does, but few rows at a time, so that large values are never held by the row group.
+        """Read as `read` does, but few rows at a time, so that memory never holds a row group of large values.
 
-        `wanted` is asked about the first and the last offset of each row group.
+        `wanted` is called with the first and the last offset of each row group.
         """
         schema = PAYLOAD_SCHEMA if columns is None else _selected(columns)
         return _stream(self.file_io(), segment, schema, wanted)
@@ -138,13 +138,13 @@ class SegmentFiles:
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Read offsets and times in milliseconds (-1: none) of the records in a span, a row group at a time.
 
-        Within a row group they are in offset order, `backwards`, too.
+        Within a row group they are in offset order, even with `backwards`.
         """
         schema = _selected(["offset", "timestamp"])
         return _times(self.file_io(), segment, schema, start, end, backwards)
 
     def count(self, segment: Segment, start: int, end: int) -> int:
-        """Count the records in a span of offsets: by the footer, but for the row groups that reach beyond the span."""
+        """Count the records in a span of offsets, by the footer except for row groups that reach beyond the span."""
         if start <= segment.first_offset and segment.last_offset < end:
             return segment.records
         file_io = self.file_io()
@@ -160,7 +160,7 @@ class SegmentFiles:
             return total
 
     def discard(self, segment: Segment) -> None:
-        """Remove a file that was written for nothing; where that fails the collector does it."""
+        """Remove a file that was written in vain. If that fails, the collector does it."""
         with suppress(Exception):
             self.file_io().delete(segment.path)
 
@@ -169,15 +169,15 @@ class SegmentFiles:
 
 
 def job_of(path: str) -> str | None:
-    """The job that wrote a file, by its name; None for a file that is not a segment of ours."""
+    """Return the job that wrote a file, by its name; None for a file that is not a segment of ours."""
     match = _FILE_NAME.fullmatch(path.rpartition("/")[2])
     return match["job"] if match else None
 
 
 class SegmentWriter:
-    """Writes one new segment file, which comes into being with its first row group. Until a commit names it, it is nobody's.
+    """Writes one new segment file, which is created with its first row group. Until a commit, nothing refers to it.
 
-    Leaving the `with` block by an exception abandons the file and removes it where it can.
+    Leaving the `with` block by an exception abandons the file and removes it if possible.
     """
 
     def __init__(self, *, file_io: SyncedFileIO, path: str, partition: int, codec: Codec) -> None:
@@ -221,7 +221,7 @@ class SegmentWriter:
             self._waiting_bytes += piece.nbytes
 
     def close(self) -> Segment | None:
-        """Finish and sync the file; None if nothing was written."""
+        """Finish and sync the file. Return None if nothing was written."""
         if self._closed:
             return self._segment
         self._write_row_group()
@@ -274,7 +274,7 @@ class SegmentWriter:
         self._waiting = []
         if self._stream is None:
             return
-        # The error on its way out is the one that counts; what is left here is the collector's.
+        # The error being raised is the one that counts; the collector removes what is left here.
         with suppress(Exception):
             if self._parquet is not None:
                 self._parquet.close()
@@ -285,7 +285,7 @@ class SegmentWriter:
 
 
 class _Counts:
-    """What a Segment says about its file, counted while it is written."""
+    """The fields of a Segment, counted while its file is written."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -301,7 +301,7 @@ class _Counts:
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         rising = len(offsets) == 1 or pc.all(pc.greater(offsets[1:], offsets[:-1])).as_py()
         if first <= self.last_offset or not rising:
-            raise ValueError(f"offsets must rise: {first}..{last} after {self.last_offset}")
+            raise ValueError(f"offsets must increase: {first}..{last} after {self.last_offset}")
         timestamps = records.column("timestamp")
         if timestamps.null_count:
             raise ValueError("every timestamp must be filled in; timestamp_type says which were not given")
@@ -335,7 +335,7 @@ class _Counts:
 
 
 def _pieces(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices that each fit a row group. A single record may be larger than one."""
+    """Yield slices that each fit a row group. A single record may be larger than one."""
     if records.num_rows > ROW_GROUP_ROWS:
         for start in range(0, records.num_rows, ROW_GROUP_ROWS):
             yield from _pieces(records.slice(start, ROW_GROUP_ROWS))
@@ -438,7 +438,7 @@ def _times(
 
 
 def _bounds(parquet: pq.ParquetFile, footer: Footer) -> Iterator[tuple[int, int, int]]:
-    """Each row group with its first and its last offset."""
+    """Yield each row group with its first and its last offset."""
     footer.check_rows()
     for group in range(parquet.num_row_groups):
         yield group, *footer.offsets(group)
@@ -471,7 +471,7 @@ def damage_named(file_io: SyncedFileIO, segment: Segment) -> Iterator[None]:
 
 
 def _raise_if_unreadable(file_io: SyncedFileIO, segment: Segment) -> None:
-    """pyarrow raises the same errors for bad bytes and for bytes that did not come: read them once more, plainly."""
+    """Read the plain bytes once more: pyarrow raises the same errors for bad bytes and for missing ones."""
     try:
         with file_io.new_input(segment.path).open(seekable=False) as stream:
             while stream.read(1 << 20):

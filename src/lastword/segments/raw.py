@@ -1,6 +1,6 @@
-"""A segment file as it is stored, for those who rewrite it: one column at a time, or one row group at a time.
+"""A segment file as it is stored, for code that rewrites it: one column at a time, or one row group at a time.
 
-Rows are numbered from 0 on, in offset order. Files that another engine wrote are put in that order first.
+Rows are numbered from 0, in offset order. Files that another engine wrote are put in that order first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lastword.segments.sketch import KeySketch
 class RowGroup:
     """Rows [first_row, first_row + rows) of a file, about `size_bytes` in memory.
 
-    `null_values` is None where it is not known.
+    `null_values` is None if it is not known.
     """
 
     index: int
@@ -42,10 +42,10 @@ class RowGroup:
 
 
 class RawSegment:
-    """An open segment file. Errors are those of reading a segment: gone, damaged, or storage that fails."""
+    """An open segment file. Errors are those of reading a segment: gone, damaged, or failing storage."""
 
     def __init__(self, files: SegmentFiles, segment: Segment, footer: pq.FileMetaData | None = None) -> None:
-        """`footer`: as somebody has read it before; it is not read again."""
+        """Open the file. If `footer` is given, it is not read again."""
         self.segment = segment
         self._file_io = files.file_io()
         self.read_bytes = 0
@@ -70,7 +70,7 @@ class RawSegment:
         self._parquet.close(force=True)
 
     def sketch(self) -> bytes:
-        """The sketch of the file's keys; made from the keys where another engine wrote the file."""
+        """Return the sketch of the file's keys. If another engine wrote the file, make it from the keys."""
         if self.says.sketch is not None:
             return self.says.sketch
         sketch = KeySketch()
@@ -79,14 +79,14 @@ class RawSegment:
         return sketch.to_bytes()
 
     def key_bytes(self) -> int:
-        """About the bytes of all keys, by the footer."""
+        """Estimate the bytes of all keys, by the footer."""
         metadata = self._parquet.metadata
         at = next(c for c in range(metadata.num_columns) if metadata.schema.column(c).path == "key")
         groups = range(metadata.num_row_groups)
         return sum(metadata.row_group(group).column(at).total_uncompressed_size for group in groups)
 
     def key_runs(self, *, backwards: bool = False) -> Iterator[tuple[int, pa.Array]]:
-        """The keys in runs, each with the number of its first row; `backwards`: the last run first."""
+        """Return the keys in runs, each with the number of its first row; `backwards`: the last run first."""
         chunks = self.columns(["key"]).column("key").chunks
         first_row = 0
         runs = []
@@ -96,7 +96,7 @@ class RawSegment:
         return iter(reversed(runs) if backwards else runs)
 
     def columns(self, names: Sequence[str], groups: Sequence[RowGroup] | None = None) -> pa.Table:
-        """Whole columns, or their rows of some row groups."""
+        """Read whole columns, or their rows of some row groups."""
         if self._sorted is not None:
             rows = self._sorted.select(list(names))
             return (
@@ -110,11 +110,11 @@ class RawSegment:
             return self._parquet.read_row_groups(indexes, columns=list(names), use_threads=False)
 
     def rows(self, group: RowGroup) -> pa.Table:
-        """All columns of a row group but the partition, with every timestamp filled in."""
+        """Read all columns of a row group but the partition, with every timestamp filled in."""
         return self.columns(PAYLOAD_SCHEMA.names, [group])
 
     def kept(self, group: RowGroup, mask: npt.NDArray[np.uint8]) -> pa.Table:
-        """As `rows`, without those for which a mask of the whole file has 0."""
+        """Read as `rows` does, without the rows for which a mask of the whole file has 0."""
         wanted = mask[group.first_row : group.first_row + group.rows]
         rows = self.rows(group)
         return rows if wanted.all() else rows.filter(pa.array(wanted.view(np.bool_)))

@@ -1,17 +1,17 @@
-"""Rewrites the metadata of tables whose files lie in another place now. Data files stay as they are.
+"""Rewrites the metadata of tables whose files were moved to another location. Data files stay as they are.
 
 Iceberg's paths are absolute: the metadata file names manifest lists, these name manifests, and these name data
-files. Whoever moved, copied or restored the files of a table (each at the same path below the table's location as
-before) calls `rewrite`, which writes all three kinds anew:
+files. After the files of a table were moved, copied or restored (each to the same path below the table's location
+as before), `rewrite` writes all three kinds anew:
 
 1. every manifest, once, with the same entries (status, snapshot, sequence numbers, partition, bounds) and new paths;
 2. every snapshot's manifest list;
-3. one metadata file, with an empty log of older ones: those name the old place.
+3. one metadata file, with an empty log of older ones: those name the old location.
 
-Nothing is replaced: each new file has a new name, so killed at any point it has left orphans, and the old metadata
+Nothing is replaced: each new file has a new name. If killed at any point, it leaves orphans, and the old metadata
 is as it was. The catalog's pointer moves afterwards: `SegmentCatalog.register` for a catalog that does not have the
 table, `SegmentCatalog.relocate` for one that has. A file that is missing or damaged is not repaired here: the new
-metadata names it at its new place, and reading it fails there as it did before.
+metadata names it at its new location, and reading it fails there as it did before.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MANIFEST_PATH = 0
 _MANIFEST_LENGTH = 1
 _CODEC: Literal["deflate"] = "deflate"
 
-# pyiceberg has no setters for these fields. If a release moves them, this says so before any table is rewritten.
+# pyiceberg has no setters for these fields. If a release moves them, this fails before any table is rewritten.
 assert DataFile.from_args(file_path="here")[_FILE_PATH] == "here"
 assert ManifestFile.from_args(manifest_path="here")[_MANIFEST_PATH] == "here"
 assert ManifestFile.from_args(manifest_length=7)[_MANIFEST_LENGTH] == 7
@@ -53,7 +53,7 @@ assert ManifestFile.from_args(manifest_length=7)[_MANIFEST_LENGTH] == 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
-    """The new metadata of a table. `damaged` are files that could not be read, at their new places."""
+    """The new metadata of a table. `damaged` are files that could not be read, at their new locations."""
 
     metadata_location: str
     location: str
@@ -63,10 +63,10 @@ class Rewritten:
 def rewrite(
     file_io: FileIO, metadata_file: str, *, location: str, properties: Mapping[str, str] | None = None
 ) -> Rewritten:
-    """Write the metadata of a table for the place `location`, where its files are now.
+    """Write the metadata of a table for `location`, where its files are now.
 
-    `metadata_file` is its newest metadata file, as a URI of where that is now. `properties` are set in the table
-    with it. Where everything is already as wanted, nothing is written.
+    `metadata_file` is the URI of its newest metadata file at its current location. `properties` are set in the table
+    with it. If everything is already as wanted, nothing is written.
     """
     with mapped(f"Rewriting {metadata_file} for {location}"):
         try:
@@ -87,7 +87,7 @@ class _Rewriter:
         if metadata.format_version > 2:
             raise StorageError(
                 f"The table at {location} has Iceberg's format {metadata.format_version}; "
-                "tables of format 1 and 2 can be relocated."
+                "only tables of format 1 and 2 can be relocated."
             )
         self._io = file_io
         self._metadata = metadata
@@ -100,7 +100,7 @@ class _Rewriter:
     def run(self, metadata_file: str, properties: Mapping[str, str]) -> Rewritten:
         lists = {each.snapshot_id: self._manifest_list(each) for each in self._metadata.snapshots}
         steps.reached("relocate.manifests.written")
-        # By the JSON form, which keeps whatever the models of pyiceberg carry along.
+        # Go through the JSON form, which keeps everything that the models of pyiceberg carry.
         document: dict[str, Any] = self._metadata.model_dump(mode="json", by_alias=True, exclude_none=True)
         document["location"] = self._location
         document["metadata-log"] = []
@@ -120,7 +120,7 @@ class _Rewriter:
         )
 
     def _moved(self, path: str) -> str:
-        """Where a file of the table is now. One that was outside of the table's place is where it was."""
+        """Return the current location of a file of the table. A file outside the table's location has not moved."""
         bare = bare_path(path)
         return f"{self._location}/{bare.removeprefix(self._old)}" if bare.startswith(self._old) else path
 
@@ -146,7 +146,7 @@ class _Rewriter:
         return target
 
     def _manifest(self, manifest: ManifestFile) -> ManifestFile | None:
-        """The manifest with new paths; None if nothing is in it. Snapshots share manifests, so it is written once."""
+        """Return the manifest with new paths; None if it is empty. Snapshots share manifests, written once each."""
         path = manifest.manifest_path
         if path not in self._manifests:
             self._manifests[path] = self._new_manifest(manifest)
@@ -156,8 +156,8 @@ class _Rewriter:
         source = _changed(manifest, path=self._moved(manifest.manifest_path))
         if manifest.content != ManifestContent.DATA:
             raise StorageError(
-                f"{source.manifest_path} holds deletes of single rows, which another engine wrote. They name the "
-                "files of the old place, and Lastword does not read them: roll the table back before it is moved."
+                f"{source.manifest_path} holds row-level deletes, which another engine wrote. They name the "
+                "files of the old location, and Lastword does not read them: roll the table back before it is moved."
             )
         try:
             with decoding(source.manifest_path):
@@ -195,6 +195,6 @@ def _changed(manifest: ManifestFile, *, path: str, length: int | None = None) ->
 
 
 def _version_of(metadata_file: str) -> int:
-    """The number that a metadata file's name begins with; -1 if it has none."""
+    """Return the number that a metadata file's name begins with; -1 if it has none."""
     number = metadata_file.rpartition("/")[2].partition("-")[0]
     return int(number) if number.isdigit() else -1

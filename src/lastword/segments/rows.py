@@ -13,7 +13,7 @@ from lastword.record import NO_TIMESTAMP_MS, PAYLOAD_SCHEMA, RECORD_SCHEMA, Reco
 
 
 def clip(records: pa.RecordBatch, end_offset: int) -> pa.RecordBatch:
-    """The records before an offset."""
+    """Return the records before an offset."""
     if records.num_rows == 0 or last_offset(records) < end_offset:
         return records
     return records.slice(0, int(np.searchsorted(records.column("offset").to_numpy(), end_offset)))
@@ -24,13 +24,13 @@ def last_offset(records: pa.RecordBatch) -> int:
 
 
 def with_partition(records: pa.RecordBatch, partition: int) -> pa.RecordBatch:
-    """Records of record.PAYLOAD_SCHEMA in record.RECORD_SCHEMA."""
+    """Convert records from record.PAYLOAD_SCHEMA to record.RECORD_SCHEMA."""
     column = pa.repeat(pa.scalar(partition, pa.int32()), records.num_rows)
     return pa.RecordBatch.from_arrays([column, *records.columns], schema=RECORD_SCHEMA)
 
 
 def at_offsets(records: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """The records of a batch whose offsets are among some, which are in order."""
+    """Return the records of a batch whose offsets are among `offsets`, which are in order."""
     if not len(offsets):
         return records.slice(0, 0)
     own = records.column("offset").to_numpy()
@@ -40,21 +40,21 @@ def at_offsets(records: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> pa.Re
 
 
 def has_timestamp(rows: pa.Table) -> npt.NDArray[np.bool_]:
-    """Which rows of a segment or a WAL came with a timestamp. Segments have the time of their roll for the others."""
+    """Return which rows of a segment or a WAL came with a timestamp. In segments, others have their roll's time."""
     came: npt.NDArray[np.bool_] = rows.column("timestamp_type").to_numpy() != int(TimestampType.NONE)
     came &= rows.column("timestamp").is_valid().to_numpy()
     return came
 
 
 def timestamps(rows: pa.Table) -> pa.ChunkedArray:
-    """The timestamps of a segment's rows, null where a record came without one."""
+    """Return the timestamps of a segment's rows, null where a record came without one."""
     column = rows.column("timestamp")
     absent = pc.equal(rows.column("timestamp_type"), int(TimestampType.NONE))
     return pc.if_else(absent, pa.scalar(None, column.type), column) if pc.any(absent).as_py() else column
 
 
 def as_payload(rows: pa.Table, schema: pa.Schema = PAYLOAD_SCHEMA) -> pa.Table:
-    """Rows as they are in a segment's file, in record.PAYLOAD_SCHEMA or some of its columns."""
+    """Convert rows of a segment's file to record.PAYLOAD_SCHEMA or some of its columns."""
     columns = []
     for wanted in schema:
         column = timestamps(rows) if wanted.name == "timestamp" else rows.column(wanted.name)
@@ -78,7 +78,7 @@ def latest_timestamp_ms(records: pa.RecordBatch) -> int:
 
 
 def to_records(records: pa.RecordBatch) -> Iterator[Record]:
-    """The rows of a batch in record.RECORD_SCHEMA as records."""
+    """Yield the rows of a batch in record.RECORD_SCHEMA as records."""
     timestamps_ms = pc.fill_null(
         pc.divide(records.column("timestamp").cast(pa.int64()), 1000), NO_TIMESTAMP_MS
     ).to_pylist()

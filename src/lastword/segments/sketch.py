@@ -1,10 +1,10 @@
-"""How many distinct keys segments have, estimated without reading them: a theta sketch in each file's footer.
+"""Estimates how many distinct keys segments have, without reading them: a theta sketch in each file's footer.
 
-Theta sketches of several segments unite to the sketch of all of them, which is what the dirty ratio by records
-and the estimates of a plan need. They are Apache DataSketches', as Iceberg keeps them for columns.
+The union of the theta sketches of several segments is the sketch of all of them, which the dirty ratio by records
+and the estimates of a plan need. The sketches are Apache DataSketches', as Iceberg keeps them for columns.
 
-The library takes one number a call, far too slow for every key. But a sketch keeps only the keys whose hash
-lies below a threshold, so `KeySketch` finds those with the library's own hash, compiled, and gives it only them.
+The library takes one number per call, far too slow for every key. But a sketch keeps only the keys whose hash
+is below a threshold, so `KeySketch` finds those with the library's own hash, compiled, and passes on only them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UInt64s = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FooterKeys:
-    """What a file's footer says about its keys."""
+    """The facts about a file's keys in its footer."""
 
     sketch: bytes
     key_bytes: int
@@ -48,13 +48,13 @@ class KeySketch:
     """Collects the keys of a file that is being written."""
 
     def __init__(self) -> None:
-        # The numbers that stand for keys with the lowest hashes so far, by hash, without doubles.
+        # The numbers that stand for keys with the lowest hashes so far, by hash, without duplicates.
         self._numbers = np.empty(0, np.uint64)
         self._hashes = np.empty(0, np.uint64)
         self._threshold = 1 << _HASH_BITS
 
     def add(self, keys: pa.Array) -> None:
-        """Take in a column of keys; null is no key."""
+        """Add a column of keys. Null is no key."""
         numbers, hashes = _low_keys(keys, self._threshold)
         hashes, first = np.unique(np.concatenate([self._hashes, hashes]), return_index=True)
         numbers = np.concatenate([self._numbers, numbers])[first]
@@ -70,7 +70,7 @@ class KeySketch:
 
 
 def distinct_keys(sketches: Iterable[bytes]) -> float:
-    """About how many distinct keys all of these together have (within some 5 % nineteen times of twenty)."""
+    """Estimate how many distinct keys these have together (within about 5 % nineteen times out of twenty)."""
     union = datasketches.theta_union(_LOG_K, seed=_SEED)
     for each in sketches:
         union.update(datasketches.compact_theta_sketch.deserialize(each, seed=_SEED))
@@ -78,17 +78,17 @@ def distinct_keys(sketches: Iterable[bytes]) -> float:
 
 
 class Sketches:
-    """What the footers of segment files say about keys. Files never change, so each footer is read once."""
+    """The facts about keys in the footers of segment files. Files never change, so each footer is read once."""
 
     def __init__(self, files: SegmentFiles) -> None:
         self._files = files
 
     def distinct_keys(self, segments: Sequence[Segment]) -> float:
-        """About how many distinct keys these segments have together."""
+        """Estimate how many distinct keys these segments have together."""
         return distinct_keys(self._of(segment).sketch for segment in segments)
 
     def growing(self, segments: Sequence[Segment]) -> list[float]:
-        """About how many distinct keys the first of these segments has, the first two together, and so on."""
+        """Estimate how many distinct keys the first of these segments has, the first two together, and so on."""
         union = datasketches.theta_union(_LOG_K, seed=_SEED)
         found = []
         for segment in segments:
@@ -98,7 +98,7 @@ class Sketches:
         return found
 
     def mean_key_bytes(self, segments: Sequence[Segment]) -> int:
-        """The mean size of a key in these segments, rounded up."""
+        """Return the mean size of a key in these segments, rounded up."""
         found = [self._of(segment) for segment in segments]
         keys = sum(segment.records - segment.null_keys for segment in segments)
         return -(-sum(each.key_bytes for each in found) // keys) if keys else 0
@@ -117,11 +117,11 @@ class Sketches:
 
 
 def _low_keys(keys: pa.Array, threshold: int) -> tuple[_UInt64s, _UInt64s]:
-    """Of the keys that are not null, those whose hash is below the threshold: numbers that stand for them, and hashes.
+    """Find the keys, without nulls, whose hash is below the threshold: numbers that stand for them, and hashes.
 
-    Two keys share a number so seldom that no estimate notices.
+    Two keys share a number so rarely that no estimate is affected.
     """
-    # Compiled code, which only those load who write segments or ask for estimates.
+    # Compiled code, loaded only by processes that write segments or need estimates.
     from lastword.segments._keyhash import find_low
 
     column = binary_column(keys.drop_null() if keys.null_count else keys)

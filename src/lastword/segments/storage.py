@@ -1,4 +1,4 @@
-"""A data folder as its log finds it: the format, the settings that count, and where catalog and warehouse are."""
+"""A data folder as its log finds it: its format, the effective settings, and where catalog and warehouse are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMAT = "1"
 def load_config(
     folder: Path, config: BrokerConfig | Mapping[str, object] | str | Path | None
 ) -> BrokerConfig:
-    """The settings that count: those given, else those of the folder's own file."""
+    """Return the effective settings: those given, otherwise those of the folder's own file."""
     if isinstance(config, BrokerConfig):
         return config
     if isinstance(config, Mapping):
@@ -39,7 +39,7 @@ def load_config(
 
 
 def check_folder(folder: Path, *, create: bool) -> None:
-    """Raise if there is no log in a folder; with `create`, begin one in a folder that is new or empty."""
+    """Raise InvalidError if there is no log in a folder. With `create`, start one in a new or empty folder."""
     marker = folder / FORMAT_FILE
     if marker.exists():
         found = marker.read_text().strip()
@@ -50,7 +50,7 @@ def check_folder(folder: Path, *, create: bool) -> None:
         return
     if (folder / RESTORING_FILE).exists():
         raise InvalidError(
-            f"{folder} has an unfinished restore of a backup. Run the same `lastword restore` again, and it resumes, or "
+            f"{folder} has an unfinished restore of a backup. Run the same `lastword restore` again to resume it, or "
             f"remove the folder."
         )
     if not create:
@@ -63,7 +63,7 @@ def check_folder(folder: Path, *, create: bool) -> None:
     if foreign := strangers(folder):
         raise InvalidError(
             f"{folder} is not empty and has no Lastword data in it ({foreign[0]} is there). "
-            f"Name an empty or a new folder."
+            f"Choose an empty or a new folder."
         )
     disk.make_folder(folder)
     disk.replace_file(marker, f"{FORMAT}\n".encode())
@@ -71,7 +71,7 @@ def check_folder(folder: Path, *, create: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Where the catalog and the warehouse of a folder are, and which of them lie inside it."""
+    """The locations of a folder's catalog and warehouse, and which of them are inside it."""
 
     folder: Path
     properties: Mapping[str, str]
@@ -109,7 +109,7 @@ class Storage:
         """Open the catalog. `guard` says which of its tables may be changed."""
         file = sqlite_file(self.properties)
         if not create and file is not None and not file.exists():
-            # SQLite would make an empty one.
+            # SQLite would create an empty one.
             raise InvalidError(
                 f"There is no catalog {file}: nothing was ever written to the log in {self.folder}."
             )

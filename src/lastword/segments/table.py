@@ -1,4 +1,4 @@
-"""The sealed segments of one topic as an Iceberg table: looking at it, planning, committing, tidying up."""
+"""The sealed segments of one topic as an Iceberg table: looks at it, plans, commits, tidies up."""
 
 from __future__ import annotations
 
@@ -66,36 +66,36 @@ class SegmentTable:
 
     @property
     def location(self) -> str:
-        """Where the table's files are, as a URI."""
+        """The location of the table's files, as a URI."""
         return self._table.metadata.location
 
     @property
     def files(self) -> SegmentFiles:
-        """Reads and writes segment files where there is no catalog: hand it to executors."""
+        """Reads and writes segment files without a catalog, for executors."""
         return SegmentFiles(location=self.location, properties=io_properties(self._table.io.properties))
 
     def snapshot(self, snapshot_id: int | None = None) -> Snapshot:
-        """A fresh look at the current snapshot, or the one with this id if it is still there."""
+        """Take a fresh look at the current snapshot, or the one with this id if it is still there."""
         table = self._refresh()
         if snapshot_id is None:
             return self._snapshot_of(table, table.metadata.current_snapshot_id)
         return self._snapshot_of(table, snapshot_id)
 
     def check_owned(self, snapshot: Snapshot) -> None:
-        """NotOwnerError if we may not change the table as it was in a snapshot: its positions speak of another's records."""
+        """Raise NotOwnerError if we may not change the table as of a snapshot: its positions are another owner's."""
         if self._guard is not None:
             self._guard.check(snapshot.topic)
 
     def history(self) -> list[Snapshot]:
-        """The snapshots that are or were the current one and are still kept, oldest first; the last is current.
+        """Return the snapshots that are or were current and are still kept, oldest first; the last is current.
 
-        Those of branches that other engines made are not among them.
+        Those of branches that other engines made are not included.
         """
         metadata = self._refresh().metadata
         return [mapping.snapshot_from(metadata, each) for each in main_line(metadata)]
 
     def refs(self) -> list[Ref]:
-        """The tags and branches of the table, but for the branch that is the topic."""
+        """Return the tags and branches of the table, except the branch that is the topic."""
         metadata = self._refresh().metadata
         found = []
         for name, ref in sorted(metadata.refs.items()):
@@ -108,7 +108,7 @@ class SegmentTable:
         return found
 
     def plan(self, snapshot: Snapshot, partition: int | None = None, from_offset: int = 0) -> list[Segment]:
-        """The snapshot's segments that reach `from_offset` or beyond, by partition and offset."""
+        """Return the snapshot's segments that reach `from_offset` or beyond, by partition and offset."""
         return self._index(snapshot.id).from_offset(partition, from_offset)
 
     def writer(self, partition: int, first_offset: int, job_id: str, codec: Codec = "zstd") -> SegmentWriter:
@@ -117,7 +117,7 @@ class SegmentTable:
     def read(
         self, segment: Segment, columns: Sequence[str] | None = None, from_offset: int = 0
     ) -> Iterator[pa.RecordBatch]:
-        """Records of a segment from an offset on, as record.PAYLOAD_SCHEMA (or its `columns`)."""
+        """Read records of a segment from an offset on, as record.PAYLOAD_SCHEMA (or its `columns`)."""
         return self.files.read(segment, columns, from_offset)
 
     def append(
@@ -142,8 +142,8 @@ class SegmentTable:
         operation: str,
         details: Mapping[str, str] | None = None,
     ) -> Snapshot:
+        """Commit removed and added segments. Raise ConflictError if one of `removed` is no longer there."""
         # Before the positions are compared: those of another owner's table don't fit what was planned here.
-        """Commit segments out and segments in. ConflictError if one of `removed` is no longer there."""
         self.check_owned(base)
         change = Change(
             operation=operation,
@@ -162,7 +162,7 @@ class SegmentTable:
         partitions: int | None = None,
         deleted: bool = False,
     ) -> Snapshot:
-        """Commit the topic's settings (all of them), a larger number of partitions, or its end."""
+        """Commit the topic's settings (all of them), a larger number of partitions, or its deletion."""
         before = base.topic
         count = before.partitions if partitions is None else partitions
         if count < before.partitions:
@@ -186,7 +186,7 @@ class SegmentTable:
         return self._commit(base, change)
 
     def claim(self) -> TopicInfo:
-        """Have the table name us as its owner, as the guard wants it: by a commit, unless it does already."""
+        """Make the table name us as its owner, as the guard requires: by a commit, unless it already does."""
 
         def attempt() -> TopicInfo:
             base = self.snapshot()
@@ -197,7 +197,7 @@ class SegmentTable:
         return retry_on_conflict(attempt)
 
     def take_over(self, base: Snapshot, owner: Owner, positions: Mapping[int, Positions]) -> Snapshot:
-        """Commit another owner. The one before can't commit any more."""
+        """Commit a new owner. The previous one can no longer commit."""
         before = base.topic.owner
         past = base.topic.past_owners
         if before is not None:
@@ -219,9 +219,10 @@ class SegmentTable:
         only: Collection[int] | None = None,
         dry_run: bool = False,
     ) -> list[int]:
-        """Forget snapshots that another one replaced so long ago (None: all), and return their ids.
+        """Expire snapshots that were replaced at least `retention_ms` ago (None: all), and return their ids.
 
-        Where `only` is given, only those of it. Never the current one, those in `keep`, nor those that a tag or a branch names.
+        With `only`, expire only those in it. Never expire the current one, those in `keep`, nor those that a tag or a
+        branch names.
         """
         attempts = 5
         while True:
@@ -241,7 +242,7 @@ class SegmentTable:
             try:
                 topic = mapping.topic_from(table.metadata.properties)
                 if self._guard is not None and self._guard.check(topic) is not None:
-                    # Expiry makes no snapshot, which is what keeps a clone of the folder from going on.
+                    # Expiry makes no snapshot, and only a snapshot keeps a clone of the folder from continuing.
                     self.claim()
                     continue
                 self._keep(expire(table, old))
@@ -258,11 +259,11 @@ class SegmentTable:
         dry_run: bool = False,
         data_only: bool = False,
     ) -> Collected:
-        """Remove files that no live snapshot has named for so long (None: at all), of no job in `live_jobs`.
+        """Remove files that no live snapshot has named for `grace_ms` (None: no grace), of no job in `live_jobs`.
 
-        Since when is known from earlier calls: a file that is found to be unnamed for the first time is so from now on.
+        That time is known from earlier calls: if a file is found unnamed for the first time, it starts now.
 
-        With `data_only` metadata files stay: a commit that is under way elsewhere may be about to name them.
+        With `data_only`, metadata files stay: a commit in progress elsewhere may be about to name them.
         """
         if self._guard is not None and not dry_run:
             self._guard.check(mapping.topic_from(self._refresh().metadata.properties))
@@ -281,11 +282,11 @@ class SegmentTable:
     def _commit(self, base: Snapshot, change: Change, *, new_owner: Owner | None = None) -> Snapshot:
         table = self._refresh()
         if new_owner is None and self._guard is not None:
-            # In the very state that the commit is fenced by: whoever takes over makes another snapshot.
+            # Check the very state that the commit is fenced by: a takeover makes another snapshot.
             new_owner = self._guard.check(mapping.topic_from(table.metadata.properties))
         if table.metadata.current_snapshot_id != base.id:
             raise ConflictError(
-                f"The table of {base.topic.name} changed: snapshot {base.id} was planned on, "
+                f"The table of {base.topic.name} changed: the plan is for snapshot {base.id}, but "
                 f"{table.metadata.current_snapshot_id} is the current one."
             )
         if new_owner is not None:
@@ -307,7 +308,7 @@ class SegmentTable:
         return self._snapshot_of(committed, snapshot_id)
 
     def _checked(self, base: Snapshot, change: Change) -> SegmentIndex:
-        """The segments after the change, which must fit those that are there."""
+        """Return the segments after the change, which must fit those that are there."""
         index = self._index(base.id)
         for segment in change.removed:
             if index.by_path.get(segment.path) != segment:
@@ -324,14 +325,12 @@ class SegmentTable:
             table = self._loader.load(self._identifier, known=self._table)
         if table is not self._table:
             if mapping.topic_from(table.metadata.properties).id != self._topic_id:
-                raise UnknownTopicError(
-                    f"The topic {'.'.join(self._identifier)} was deleted and created again."
-                )
+                raise UnknownTopicError(f"The topic {'.'.join(self._identifier)} was deleted and recreated.")
             self._keep(table)
         return table
 
     def _keep(self, table: Table) -> None:
-        """Remember the newest state seen. Another thread may have seen a newer one meanwhile."""
+        """Remember the newest state seen. Another thread may have seen a newer one in the meantime."""
         with self._table_lock:
             if _age(table) >= _age(self._table):
                 self._table = table
@@ -365,7 +364,7 @@ def _age(table: Table) -> int:
 
 
 def _pending(base: Snapshot, change: Change) -> PendingCommit | None:
-    """What to announce of a change; None if it takes no record away from anybody."""
+    """Return the announcement of a change; None if it takes no record away from any reader."""
     floors: dict[int, int] = {}
     for partition, (old, new) in enumerate(zip(base.positions, change.positions, strict=False)):
         if new.first_dirty > old.first_dirty or new.log_start > old.log_start:
@@ -376,7 +375,7 @@ def _pending(base: Snapshot, change: Change) -> PendingCommit | None:
 
 
 def _moved(base: Snapshot, changed: Mapping[int, Positions]) -> tuple[Positions, ...]:
-    """The positions of all partitions after a change. One that moves down is a bug of the caller."""
+    """Return the positions of all partitions after a change. One that moves down is a bug of the caller."""
     positions = list(base.positions)
     for partition, new in changed.items():
         if not 0 <= partition < len(positions):

@@ -1,9 +1,9 @@
-"""Since when files of a table are named by no live snapshot: a note beside the table's metadata.
+"""A note beside the table's metadata that says since when no live snapshot names a file.
 
 A file that a snapshot named must outlive it by the grace, because other engines may be in the middle of a query. Its
-age says nothing about that, so each collection notes the unnamed files that it sees for the first time. A note that is
-lost, damaged or overwritten by another process makes files stay for longer, never go sooner; so does a clock that is
-put back, by no more than the grace.
+age says nothing about that, so each collection notes the unnamed files that it sees for the first time. If the note
+is lost, damaged or overwritten by another process, files stay longer, and are never removed sooner. The same holds
+for a clock that is set back, by no more than the grace.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from lastword.segments.fileio import FileTree, SyncedFileIO
 
 NOTE = "metadata/lastword-unnamed.json"
-"""Where it is, below the table's location. The paths in it are relative, so that a table may be moved."""
+"""The path of the note below the table's location. The paths in it are relative, so that a table may be moved."""
 
 
 def load_note(file_io: SyncedFileIO, location: str) -> dict[str, int]:
@@ -30,7 +30,7 @@ def load_note(file_io: SyncedFileIO, location: str) -> dict[str, int]:
 
 
 def save_note(file_io: SyncedFileIO, location: str, noted: Mapping[str, int]) -> None:
-    """Replace the note; one that says nothing goes."""
+    """Replace the note. Remove it if it would be empty."""
     if not noted:
         tree = FileTree(file_io, location)
         tree.remove_file(f"{tree.path}/{NOTE}")
@@ -40,5 +40,5 @@ def save_note(file_io: SyncedFileIO, location: str, noted: Mapping[str, int]) ->
 
 
 def note_seen(noted: Mapping[str, int], unnamed: Iterable[str], now_ms: int) -> dict[str, int]:
-    """Return since when each of the files that are unnamed now is; those that are named again are forgotten."""
+    """Return since when each file that is unnamed now has been so. Files that are named again are forgotten."""
     return {path: min(noted.get(path, now_ms), now_ms) for path in unnamed}

@@ -33,7 +33,7 @@ class GoneSession:
 @pytest.mark.parametrize("error", GONE, ids=lambda each: type(each).__name__)
 def test_a_jvm_that_is_gone_is_unavailable_and_says_so(error: Exception) -> None:
     assert isinstance(error, spark_errors())
-    with pytest.raises(UnavailableError, match="Spark does not answer any more") as raised:
+    with pytest.raises(UnavailableError, match="Spark no longer answers") as raised:
         default_parallelism(GoneSession(error), is_remote=False)
     assert message(raised.value) == str(raised.value)
 
@@ -48,7 +48,7 @@ def test_a_result_that_can_not_be_fetched_is_unavailable() -> None:
             finally:
                 del sockfile
 
-    with pytest.raises(UnavailableError, match="Spark does not answer any more"):
+    with pytest.raises(UnavailableError, match="Spark no longer answers"):
         collect(Rows())
 
 

@@ -91,7 +91,7 @@ class TestFolder:
     def test_a_path_that_can_not_be_said_as_a_uri_is_refused(
         self, tmp_path: Path, clock: ManualClock, character: str
     ) -> None:
-        with pytest.raises(InvalidConfigError, match="may have no '#' and no '\\?' in its path"):
+        with pytest.raises(InvalidConfigError, match="must not have '#' or '\\?' in its path"):
             open_log(tmp_path / f"a{character}b", clock)
 
     def test_a_settings_file_may_be_there_already_and_is_read(
