@@ -296,7 +296,9 @@ def _is_decimal(data: _Bytes, start: int, size: int) -> bool:
     largest = uint64(_INT64_MAX) + uint64(1 if negative else 0)
     number = uint64(0)
     while position < end:
-        digit = uint64(data[position]) - uint64(0x30)  # Anything but a digit is above 9, or wraps around to above 9.
+        digit = uint64(data[position]) - uint64(
+            0x30
+        )  # Anything but a digit is above 9, or wraps around to above 9.
         if digit > uint64(9):
             return False
         if number > (largest - digit) // uint64(10):

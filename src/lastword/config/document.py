@@ -57,9 +57,7 @@ def read_yaml(text: str, *, name: str) -> Iterator[Entry]:
     if root is None or root.tag == _NULL_TAG:
         return
     if not isinstance(root, yaml.MappingNode):
-        raise InvalidConfigError(
-            f"{_place(name, root)}: settings must be written as 'key: value'"
-        )
+        raise InvalidConfigError(f"{_place(name, root)}: settings must be written as 'key: value'")
     if root.value:
         yield from _walk_node(root, Entry((), None, ()), name=name, within=())
 

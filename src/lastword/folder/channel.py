@@ -149,7 +149,9 @@ class ChannelServer:
         except Exception as error:
             # The client must get an answer, or it would wait for it in vain.
             logger.exception("a request on the writer's channel failed with an unexpected error: %s", request)
-            unexpected = UnavailableError(f"The writer failed with an unexpected {type(error).__name__}: {error}")
+            unexpected = UnavailableError(
+                f"The writer failed with an unexpected {type(error).__name__}: {error}"
+            )
             answer = {"problem": to_problem(unexpected)}
         _tell(connection, answer)
 

@@ -266,7 +266,9 @@ class Jobs:
             return []
         report = self._erase(intent, None)
         if report.left:
-            logger.warning("erasure of keys from %s is not finished: %s", report.topic, "; ".join(report.left))
+            logger.warning(
+                "erasure of keys from %s is not finished: %s", report.topic, "; ".join(report.left)
+            )
         else:
             logger.info("finished an erasure of %d keys from %s", report.keys, report.topic)
         return [f"{report.topic}: {each}" for each in report.left]

@@ -99,7 +99,9 @@ class Lifecycle:
                     self._catalog.remove_files(self._catalog.location(name, topic_id), topic_id)
                 note.unlink(missing_ok=True)
             except (LastwordError, OSError) as error:
-                logger.warning("the remains of an interrupted topic creation will be removed later: %s", error)
+                logger.warning(
+                    "the remains of an interrupted topic creation will be removed later: %s", error
+                )
 
     def _has(self, name: str, topic_id: UUID) -> bool:
         try:

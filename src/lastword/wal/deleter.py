@@ -236,9 +236,7 @@ def _execute_one(wal: LocalWal, deletions: Sequence[Deletion]) -> tuple[list[Del
         try:
             each.path.unlink(missing_ok=True)
         except OSError as caught:
-            error = (
-                f"Can't remove {each.path}: {caught.strerror or caught}. The next cycle will retry."
-            )
+            error = f"Can't remove {each.path}: {caught.strerror or caught}. The next cycle will retry."
             logger.error("%s", error)
             metrics.WAL_RETENTION_ERRORS.labels(wal.topic).inc()
             break
