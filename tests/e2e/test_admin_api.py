@@ -81,7 +81,7 @@ def test_a_topic_from_its_creation_to_its_deletion(api: httpx.Client, topic: str
     ).json()
     assert changed["partitions"] == {"before": 2, "after": 3}
     assert changed["changed"]["segment.bytes"]["after"] == {"value": "1000000", "source": "topic"}
-    assert "keys that belong to another one" in changed["warning"]
+    assert "keys that move to another partition" in changed["warning"]
     described = api.get(f"/v1/topics/{topic}").json()
     assert len(described["partitions"]) == 3
     assert {"key": "segment.bytes", "value": "1000000", "source": "topic", "where": ""} in api.get(
