@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the log asks of time. Tests pass one that they move by hand."""
+    """The clock of the log. Tests pass one that they move by hand."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Return the milliseconds since the epoch."""
         ...
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Let that much time pass."""
+        """Sleep for this time."""
         ...
 
 
@@ -34,5 +34,5 @@ def new_uuid() -> uuid.UUID:
 
 
 def monotonic_s() -> float:
-    """For durations that are reported; decisions use a Clock."""
+    """Return a monotonic time, for durations that are reported. Decisions use a Clock."""
     return time.monotonic()

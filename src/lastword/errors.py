@@ -1,8 +1,8 @@
-"""Every error that Lastword raises, as one tree. The branch says what the caller can do.
+"""Every error that Lastword raises, as one tree. The branch tells what the caller can do.
 
 LastwordError
 ├── InvalidError               fix the input and call again
-│   ├── InvalidConfigError     a setting: key, value, place and what is allowed
+│   ├── InvalidConfigError     a setting: key, value, place and allowed values
 │   ├── InvalidTopicError      a topic's name or partition count
 │   ├── TopicExistsError
 │   ├── UnknownTopicError
@@ -14,17 +14,17 @@ LastwordError
 │   │   ├── InvalidTimestampError
 │   │   ├── RecordTooLargeError
 │   │   ├── OutOfOrderSequenceError   batches of an idempotent producer are missing
-│   │   └── FencedProducerError       a newer producer has taken its id over
+│   │   └── FencedProducerError       a newer producer has taken over its id
 │   └── OffsetOutOfRangeError  below the log start or above the log end
-├── UnavailableError           try again later, or when what it names has been repaired
+├── UnavailableError           try again later, or when the problem that it names has been fixed
 │   ├── LockedError            another process has the role; it is named
 │   ├── ConflictError          the table changed while a commit was being prepared
 │   ├── NotOwnerError          another data folder owns the topic; it is named
 │   ├── LeaseLapsedError       a job was stopped for so long that it may no longer commit
-│   ├── StorageError           object storage or the catalog did not do what was asked
+│   ├── StorageError           a file system, object storage or the catalog failed
 │   └── WriteFailedError       the WAL could not write or sync: the partition must be reopened
-│       └── PartlyAppendedError   other partitions have got their records
-├── CorruptError               stored bytes are damaged: path, offset, and the way out
+│       └── PartlyAppendedError   other partitions have their records
+├── CorruptError               stored bytes are damaged: path, offset, and what to do
 └── ClosedError                the log, topic or reader has been closed
 """
 
@@ -38,7 +38,7 @@ class LastwordError(Exception):
 
 
 class InvalidError(LastwordError):
-    """The input is wrong; the message says what, where and what is allowed."""
+    """The input is wrong. The message says what is wrong, where, and what is allowed."""
 
 
 class InvalidConfigError(InvalidError):
@@ -50,7 +50,7 @@ class InvalidTopicError(InvalidError):
 
 
 class TopicExistsError(InvalidError):
-    """A topic of that name is there already."""
+    """A topic of that name already exists."""
 
 
 class UnknownTopicError(InvalidError):
@@ -70,14 +70,14 @@ class UnknownGroupError(InvalidError):
 
 
 class ForeignFolderError(InvalidError):
-    """The data folder was copied or moved, and its tables name files of another place."""
+    """The data folder was copied or moved, and its tables name files elsewhere."""
 
 
 class InvalidRecordError(InvalidError):
-    """A record, or a batch of them, breaks a rule of its topic or of the format.
+    """A record or a batch breaks a rule of its topic or of the format.
 
-    Where single records of a batch are the reason, `records` names them: their places in the batch, with what is
-    wrong, at most the first thousand.
+    If single records of a batch are the reason, `records` has their positions in the batch and their problems, at
+    most the first thousand.
     """
 
     def __init__(self, message: str, *, records: tuple[tuple[int, str], ...] = ()) -> None:
@@ -94,31 +94,31 @@ class RecordTooLargeError(InvalidRecordError):
 
 
 class OutOfOrderSequenceError(InvalidRecordError):
-    """A batch of an idempotent producer does not follow on its last one."""
+    """A batch of an idempotent producer does not follow its last one."""
 
 
 class FencedProducerError(InvalidRecordError):
-    """A batch has a producer epoch that is older than one that was seen before."""
+    """A batch has an older producer epoch than one seen before."""
 
 
 class OffsetOutOfRangeError(InvalidError):
-    """An offset lies below the log start or above the log end."""
+    """An offset is below the log start or above the log end."""
 
 
 class UnavailableError(LastwordError):
-    """Something outside of the caller's input is in the way; trying again may help."""
+    """The operation failed for a reason other than the input. Trying again may help."""
 
 
 class LockedError(UnavailableError):
-    """Another process holds the lock; the message names it."""
+    """Another process holds the lock. The message names it."""
 
 
 class ConflictError(UnavailableError):
-    """The table changed meanwhile, and what was planned no longer fits it."""
+    """The table changed meanwhile, and the plan no longer fits it."""
 
 
 class NotOwnerError(UnavailableError):
-    """Another data folder owns the topic, or nobody can confirm that this one still does; the message names it."""
+    """Another data folder owns the topic, or it can't be confirmed that this one still does. The message names it."""
 
 
 class LeaseLapsedError(UnavailableError):
@@ -134,9 +134,9 @@ class WriteFailedError(UnavailableError):
 
 
 class PartlyAppendedError(WriteFailedError):
-    """Of records for several partitions some were appended, because a disk failed in between.
+    """Only some of the records for several partitions were appended, because a disk failed in between.
 
-    `appended` has the first and the last offset that the records of a partition got, for those that have them.
+    `appended` has the first and the last offset of the records of each partition that has them.
     """
 
     def __init__(self, message: str, *, appended: Mapping[int, tuple[int, int]] | None = None) -> None:
@@ -145,7 +145,7 @@ class PartlyAppendedError(WriteFailedError):
 
 
 class CorruptError(LastwordError):
-    """Stored bytes are damaged. `path` and `offset` say where; the message says what to do."""
+    """Stored bytes are damaged. `path` and `offset` say where. The message says what to do."""
 
     def __init__(self, message: str, *, path: str, offset: int | None = None) -> None:
         super().__init__(message)

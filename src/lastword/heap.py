@@ -1,4 +1,4 @@
-"""Garbage collection in processes that live long and must not pause."""
+"""Garbage collection in long-lived processes that must not pause."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import gc
 
 
 def freeze() -> None:
-    """Take what is loaded by now out of garbage collection: it stays anyway.
+    """Exclude everything loaded so far from garbage collection, because it stays anyway.
 
-    A log's modules are some hundred thousand objects. Going through them once more takes a tenth of a second, in which
-    nothing else happens.
+    A log's modules are some hundred thousand objects. Each pass over them takes a tenth of a second, during which
+    nothing else runs.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The metrics of this process, in Prometheus' form. Names are part of the public interface."""
+"""The metrics of this process, for Prometheus. Names are part of the public interface."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ CLEANED_BYTES = Counter(
 )
 DIRTY_RATIO = Gauge(
     "lastword_log_cleaner_dirty_ratio",
-    "The dirty ratio of a partition when it was last looked at.",
+    "The dirty ratio of a partition, as last measured.",
     ["topic", "partition"],
     registry=REGISTRY,
 )
 COMPACTION_DURATION = Histogram(
     "lastword_log_cleaner_duration_seconds",
-    "How long the compaction of a partition took.",
+    "Duration of a partition's compaction.",
     ["topic"],
     registry=REGISTRY,
 )
@@ -95,7 +95,7 @@ COMPACTION_ERRORS = Counter(
 )
 UNCLEANABLE_PARTITIONS = Gauge(
     "lastword_log_cleaner_uncleanable_partitions",
-    "Partitions, or whole topics, whose compaction failed and waits to be tried again.",
+    "Partitions, or whole topics, whose compaction failed and waits for a retry.",
     registry=REGISTRY,
 )
 WORKER_LAST_RUN = Gauge(
@@ -105,7 +105,7 @@ WORKER_LAST_RUN = Gauge(
     registry=REGISTRY,
 )
 WORKER_FAILURES = Counter(
-    "lastword_worker_failures_total", "Runs of a job of the worker that failed.", ["job"], registry=REGISTRY
+    "lastword_worker_failures_total", "Failed runs of a job of the worker.", ["job"], registry=REGISTRY
 )
 TOPIC_BYTES = Gauge(
     "lastword_topic_bytes",
@@ -115,13 +115,13 @@ TOPIC_BYTES = Gauge(
 )
 WAL_BYTES = Gauge(
     "lastword_wal_bytes",
-    "Bytes of a topic's WAL files when they were last looked at.",
+    "Bytes of a topic's WAL files, as last measured.",
     ["topic"],
     registry=REGISTRY,
 )
 UNSEALED_RECORDS = Gauge(
     "lastword_tiering_unsealed_records",
-    "Records of a partition that are in the WAL only.",
+    "Records of a partition that are only in the WAL.",
     ["topic", "partition"],
     registry=REGISTRY,
 )
@@ -133,7 +133,7 @@ TIERING_LAG = Gauge(
 )
 COMPACTION_OVERDUE = Gauge(
     "lastword_log_cleaner_overdue_seconds",
-    "By how much a partition's oldest dirty record is older than max.compaction.lag.ms; 0 if it is not.",
+    "How much older than max.compaction.lag.ms a partition's oldest dirty record is; 0 if it is not older.",
     ["topic", "partition"],
     registry=REGISTRY,
 )
@@ -145,15 +145,15 @@ COMPACTION_LAST_RUN = Gauge(
 )
 GROUPS_UNREADABLE_OFFSETS = Gauge(
     "lastword_groups_unreadable_offsets",
-    "Offsets of the topic of consumer groups that could not be read when the broker started.",
+    "Offsets in the consumer groups' topic that could not be read when the broker started.",
     registry=REGISTRY,
 )
 KAFKA_CONNECTIONS = Gauge(
-    "lastword_kafka_connections", "Connections of Kafka clients that are open.", registry=REGISTRY
+    "lastword_kafka_connections", "Open connections of Kafka clients.", registry=REGISTRY
 )
 KAFKA_CONNECTIONS_CLOSED = Counter(
     "lastword_kafka_connections_closed_total",
-    "Connections of Kafka clients that were closed, by the reason.",
+    "Closed connections of Kafka clients, by reason.",
     ["reason"],
     registry=REGISTRY,
 )
@@ -165,14 +165,14 @@ KAFKA_REQUESTS = Counter(
 )
 KAFKA_REQUEST_DURATION = Histogram(
     "lastword_kafka_request_duration_seconds",
-    "From the arrival of a request to its answer; a fetch may wait for records.",
+    "Time from the arrival of a request to its answer; a fetch may wait for records.",
     ["api"],
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
     registry=REGISTRY,
 )
 KAFKA_ERRORS = Counter(
     "lastword_kafka_errors_total",
-    "Answers with an error code, by API and the code's name.",
+    "Answers with an error code, by API and name of the code.",
     ["api", "error"],
     registry=REGISTRY,
 )
@@ -184,7 +184,7 @@ BYTES_FETCHED = Counter(
 )
 ADMIN_REQUESTS = Counter(
     "lastword_admin_requests_total",
-    "Requests of the admin API, by their answer.",
+    "Requests to the admin API, by status code.",
     ["code"],
     registry=REGISTRY,
 )
@@ -197,11 +197,11 @@ _OF_TOPICS = tuple(
 
 
 def forget_topic(name: str) -> None:
-    """Take back what was exported of a topic that is gone: else everything of each that ever was would stay."""
+    """Remove the metrics of a topic that is gone. Otherwise those of every topic that ever existed would stay."""
     for metric in _OF_TOPICS:
         metric.remove_by_labels({"topic": name})
 
 
 def exposition() -> str:
-    """All metrics as Prometheus reads them."""
+    """Return all metrics in Prometheus' text format."""
     return generate_latest(REGISTRY).decode()

@@ -1,4 +1,4 @@
-"""A record: what producers hand in, what readers get back, and its Arrow form."""
+"""A record, as producers pass it in and as readers get it back, and its Arrow form."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow as pa
 Header = tuple[str, bytes | None]
 
 NO_TIMESTAMP_MS = -1
-"""Kafka's 'no timestamp'. Readers see it as it came; rules about age use the append time instead."""
+"""Kafka's 'no timestamp'. Readers see it unchanged. Rules about age use the append time instead."""
 
 
 class TimestampType(IntEnum):
-    """Kafka's timestamp types. It is stored with each record, because a topic's setting may change."""
+    """Kafka's timestamp types. The type is stored with each record, because a topic's setting may change."""
 
     NONE = -1
     CREATE = 0
@@ -23,7 +23,7 @@ class TimestampType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRecord:
-    """A record on its way in. Without a timestamp it gets the time of the append."""
+    """A record to append. Without a timestamp it gets the time of the append."""
 
     key: bytes | None = None
     value: bytes | None = None
@@ -33,7 +33,7 @@ class NewRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A record of the log. A key with a null value is a tombstone; an empty value is a value."""
+    """A record of the log. A key with a null value is a tombstone. An empty value is a value."""
 
     partition: int
     offset: int
@@ -59,16 +59,16 @@ HEADERS_TYPE = pa.list_(
 PAYLOAD_SCHEMA = pa.schema(
     [
         pa.field("offset", pa.int64(), nullable=False),
-        # Null where the record has no timestamp (TimestampType.NONE).
+        # Null if the record has no timestamp (TimestampType.NONE).
         pa.field("timestamp", pa.timestamp("us", tz="UTC")),
         pa.field("timestamp_type", pa.int32(), nullable=False),
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
-        # Null where the record has no headers.
+        # Null if the record has no headers.
         pa.field("headers", HEADERS_TYPE),
     ]
 )
 """Records of one partition, in offset order."""
 
 RECORD_SCHEMA = pa.schema([pa.field("partition", pa.int32(), nullable=False), *PAYLOAD_SCHEMA])
-"""What `Topic.read_arrow` yields: PAYLOAD_SCHEMA with the partition before it."""
+"""The schema that `Topic.read_arrow` yields: PAYLOAD_SCHEMA with the partition before it."""

@@ -1,6 +1,6 @@
-"""Records as JSON objects, out and in: what `consume --json` prints, `produce --jsonl` and the admin API take.
+"""Records as JSON objects: the output of `consume --json`, the input of `produce --jsonl` and the admin API.
 
-Keys and values that are not UTF-8 come in base64, under another name: `key_base64`, `value_base64`.
+Keys and values that are not UTF-8 are in base64, under another name: `key_base64`, `value_base64`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from lastword.record import Header, NewRecord, Record
 
 Json = dict[str, Any]
-"""A JSON object, as the command line and the admin API give and take them."""
+"""A JSON object, as the command line and the admin API read and write it."""
 
 _FIELDS = ("key", "key_base64", "value", "value_base64", "headers", "timestamp", "partition")
-# `record_data` has these; they are for the log to decide.
+# `record_data` writes these, but the log decides them.
 _IGNORED_FIELDS = ("offset", "timestamp_type")
 
-# The values of message.timestamp.type, by TimestampType; the third is Kafka's name for none.
+# The values of message.timestamp.type, by TimestampType. The third is Kafka's name for no timestamp.
 _TIMESTAMP_TYPES = {0: "CreateTime", 1: "LogAppendTime", -1: "NoTimestampType"}
 
 
 def snapshot_id_text(snapshot_id: int | None) -> str | None:
-    """The id of a snapshot in JSON: text, because it has more digits than a number of JavaScript or jq can hold."""
+    """Return a snapshot's id for JSON: as text, because numbers in JavaScript and jq can't hold all its digits."""
     return None if snapshot_id is None else str(snapshot_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A record to append, and the partition that was named for it, if one was."""
+    """A record to append, and its partition, if one was given."""
 
     record: NewRecord
     partition: int | None = None
@@ -57,7 +57,7 @@ def record_data(record: Record) -> dict[str, Any]:
 
 
 def parsed_data(parsed: Parsed) -> dict[str, Any]:
-    """What `parse_record` makes the same of."""
+    """Return the JSON object from which `parse_record` makes the same record."""
     record = parsed.record
     data: dict[str, Any] = {**json_bytes("key", record.key), **json_bytes("value", record.value)}
     if record.headers:
@@ -79,7 +79,7 @@ def json_bytes(name: str, data: bytes | None) -> dict[str, Any]:
 
 
 def bytes_of(data: dict[str, Any], name: str) -> bytes | None:
-    """What `json_bytes` was given."""
+    """Return the bytes that `json_bytes` was given."""
     encoded = data.get(f"{name}_base64")
     if encoded is not None:
         return base64.b64decode(encoded)
@@ -91,7 +91,7 @@ def bytes_of(data: dict[str, Any], name: str) -> bytes | None:
 
 
 def parse_record(entry: object) -> Parsed:
-    """The record that a JSON value says; InvalidRecordError says what is wrong with it."""
+    """Parse a record from a JSON value. Raise InvalidRecordError, which says what is wrong with it."""
     from lastword.record import NewRecord
 
     if not isinstance(entry, dict):
@@ -115,7 +115,7 @@ def parse_record(entry: object) -> Parsed:
 
 
 def parse_time(text: str) -> int:
-    """Milliseconds since the epoch, from themselves or from an ISO 8601 time; one without a zone is UTC."""
+    """Parse milliseconds since the epoch, or an ISO 8601 time, as milliseconds. A time without a zone is UTC."""
     try:
         if text.lstrip("-").isdigit():
             return int(text)
@@ -130,7 +130,7 @@ def parse_time(text: str) -> int:
 
 
 def time_text(timestamp_ms: int) -> str:
-    """Return a time as ISO 8601 in UTC, to the millisecond; `parse_time` reads it back."""
+    """Return a time as ISO 8601 in UTC, to the millisecond. `parse_time` reads it back."""
     try:
         moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -147,8 +147,8 @@ def _bytes(entry: dict[str, Any], name: str) -> bytes | None:
         return None
     if not isinstance(given, str):
         raise InvalidRecordError(
-            f'"{encoded if encoded in entry else name}" must be a text or null; is {_kind(given)}. '
-            f"A value that is itself JSON is given as text"
+            f'"{encoded if encoded in entry else name}" must be text or null; is {_kind(given)}. '
+            f"Write a value that is itself JSON as text"
         )
     try:
         return base64.b64decode(given, validate=True) if encoded in entry else given.encode()
@@ -156,12 +156,12 @@ def _bytes(entry: dict[str, Any], name: str) -> bytes | None:
         raise InvalidRecordError(f'"{encoded}" is not base64: {error}') from None
     except UnicodeEncodeError:
         raise InvalidRecordError(
-            f'"{name}" has half of a surrogate pair, which no UTF-8 text can have'
+            f'"{name}" has half of a surrogate pair, which is not valid in UTF-8'
         ) from None
 
 
 def _headers(given: object) -> tuple[Header, ...]:
-    allowed = 'allowed: {"name": "text"}, or [{"key": "name", "value": "text"}] where a name comes twice'
+    allowed = 'allowed: {"name": "text"}, or [{"key": "name", "value": "text"}] if a name occurs twice'
     if given is None:
         return ()
     if isinstance(given, dict):
@@ -207,7 +207,7 @@ def _kind(value: object) -> str:
         case int() | float():
             return "a number"
         case str():
-            return "a text"
+            return "text"
         case list():
             return "a list"
     return "an object"

@@ -107,7 +107,7 @@ def test_alter_shows_what_changed(users: Cli) -> None:
         in users("topic", "alter", "users", "--delete-config", "segment.ms").out
     )
     assert (
-        "has no setting 'segment.ms' of its own"
+        "can't unset 'segment.ms', which is not set for it"
         in users("topic", "alter", "users", "--delete-config", "segment.ms", code=2).err
     )
 

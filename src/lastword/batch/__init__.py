@@ -1,14 +1,14 @@
-"""Kafka's record batches (format version 2): check, place, decode and encode them; and Kafka's partitioner.
+"""Kafka's record batches (format version 2), which it checks, places, decodes and encodes, and Kafka's partitioner.
 
-header.py       the 61 bytes before the records, the CRC, where a batch ends
-compression.py  Kafka's codecs, decompression within a bound
-walk.py         from a batch to the places of its records' fields
-check.py        everything that must hold before a batch is acknowledged
-columns.py      Arrow columns as the compiled loops take them
+header.py       the 61 bytes before the records, the CRC, the end of a batch
+compression.py  Kafka's codecs, with bounded decompression
+walk.py         finds the fields of the records in a batch
+check.py        the checks that a batch must pass before it is acknowledged
+columns.py      Arrow columns in the form of the compiled loops
 decode.py       batches to Arrow and to records
 encode.py       records and Arrow to batches
 _compiled.py    the loops over record bytes, imported at the first use
-partitioner.py  which partition a key belongs to, as Kafka's Java client says
+partitioner.py  the partition of a key, as Kafka's Java client chooses it
 """
 
 from __future__ import annotations
@@ -56,5 +56,5 @@ __all__ = [
 
 
 def warm_up() -> None:
-    """Loads the compiled loops. A server calls it before it listens, so that no first request waits for it."""
+    """Load the compiled loops. A server calls it before it listens, so that the first request does not wait for it."""
     import lastword.batch._compiled  # noqa: F401

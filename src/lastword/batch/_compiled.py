@@ -1,12 +1,12 @@
 """The inner loops over record bytes, compiled by numba: walk, check, fill, measure, write, hash.
 
-`walk` is the only function here that reads bytes nobody has checked. Every read of it is compared with the
-end of the record before it is made, and the end of the record with the end of the data. What it finds goes
-into an index of one row a record, and the other readers touch only what that index names.
+`walk` is the only function here that reads unchecked bytes. Before every read it compares the position with the end of
+the record, and the end of the record with the end of the data. It builds an index with one row per record. The other
+functions read only the fields in that index.
 
-Importing this module compiles the functions, or loads them from numba's cache: so it is imported at the first
-use, never at start-up. The functions release the interpreter lock. They stay in one file because numba takes
-a function from its cache as long as that function's own file is unchanged, whatever it calls elsewhere.
+Importing this module compiles the functions, or loads them from numba's cache, so it is imported at the first use,
+never at start-up. The functions release the interpreter lock. They stay in one file because numba takes a function
+from its cache as long as that function's own file is unchanged, whatever it calls elsewhere.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -36,7 +36,7 @@ HEADERS_START: Final = 6
 HEADER_COUNT: Final = 7
 INDEX_WIDTH: Final = 8
 
-# What `walk` sums up, so that `fill` can be given buffers of the right size.
+# The totals that `walk` computes, so that `fill` gets buffers of the right size.
 KEY_BYTES: Final = 0
 VALUE_BYTES: Final = 1
 NULL_KEYS: Final = 2
@@ -49,7 +49,7 @@ NULL_HEADER_VALUES: Final = 8
 NO_TIMESTAMPS: Final = 9
 TOTALS: Final = 10
 
-# What can be wrong with a record.
+# The problems that a record can have.
 FINE: Final = 0
 BAD_LENGTH: Final = 1
 BAD_FIELD: Final = 2
@@ -82,8 +82,8 @@ _INT64_MAX: Final = 2**63 - 1
 class Column(NamedTuple):
     """An Arrow binary column, or the ranges of a list column (then `data` is empty).
 
-    `validity` is Arrow's bitmap, empty where nothing is null; `first` is the row's place in it, as a sliced
-    array keeps the bitmap of the whole. `offsets` begins at the slice.
+    `validity` is Arrow's bitmap, empty if nothing is null. `first` is the position of the first row in it, because a
+    slice keeps the bitmap of the whole array. `offsets` begins at the slice.
     """
 
     offsets: _Int32s
@@ -107,10 +107,10 @@ _TYPES = _array(types.int32, readonly=True)
 
 
 def _compiled(*signature: Any) -> Callable[[_Function], _Function]:
-    """njit. What has a signature is called from Python: it is compiled here, and kept in numba's cache.
+    """Apply njit. A function with a signature is called from Python: it is compiled here and kept in numba's cache.
 
-    Without a place for the cache, or with damaged files in it (numba doesn't sync them, so a power loss can cut
-    them), each start compiles. An error that is not the cache's comes again without it, and is raised.
+    Without a place for the cache, or with damaged files in it (numba doesn't sync them, so a power failure can
+    truncate them), each start compiles. An error that is not the cache's occurs again without it, and is raised.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -129,7 +129,7 @@ def _compiled(*signature: Any) -> Callable[[_Function], _Function]:
 
 @_compiled()
 def _read_varint(data: _Bytes, position: int, end: int) -> tuple[int, int]:
-    """A zigzag int32 and the place behind it, which is -1 if it doesn't end in time or is too large."""
+    """Return a zigzag int32 and the position after it, which is -1 if it doesn't end in time or is too large."""
     raw = uint64(0)
     shift = uint64(0)
     while position < end and shift < uint64(35):
@@ -146,7 +146,7 @@ def _read_varint(data: _Bytes, position: int, end: int) -> tuple[int, int]:
 
 @_compiled()
 def _read_varlong(data: _Bytes, position: int, end: int) -> tuple[int, int]:
-    """A zigzag int64 and the place behind it, which is -1 if it doesn't end in time or is too large."""
+    """Return a zigzag int64 and the position after it, which is -1 if it doesn't end in time or is too large."""
     raw = uint64(0)
     shift = uint64(0)
     while position < end and shift < uint64(70):
@@ -163,7 +163,7 @@ def _read_varlong(data: _Bytes, position: int, end: int) -> tuple[int, int]:
 
 @_compiled()
 def _is_utf8(data: _Bytes, start: int, end: int) -> bool:
-    """Strict UTF-8, as Python and Arrow read it: no surrogates, no overlong forms, nothing above U+10FFFF."""
+    """Check for strict UTF-8, as Python and Arrow read it: no surrogates, overlong forms or code above U+10FFFF."""
     position = start
     while position < end:
         byte = int64(data[position])
@@ -201,7 +201,7 @@ def _is_utf8(data: _Bytes, start: int, end: int) -> bool:
 
 @_compiled(types.Tuple((int64, int64))(_DATA, int64, _INDEX, _INT64S))
 def walk(data: _Bytes, count: int, index: _Int64s, totals: _Int64s) -> tuple[int, int]:
-    """Finds the fields of `count` records. Returns what is wrong and the record it is wrong with."""
+    """Find the fields of `count` records. Return the problem, or FINE, and the record that has it."""
     size = int64(data.size)
     position = int64(0)
     for record in range(count):
@@ -211,7 +211,7 @@ def walk(data: _Bytes, count: int, index: _Int64s, totals: _Int64s) -> tuple[int
         end = position + length
         if length == 0:
             return int64(BAD_LENGTH), int64(record)
-        position += 1  # The record's own attributes: none is defined, and Kafka does not look at them.
+        position += 1  # The record's attributes: none is defined, and Kafka ignores them.
 
         timestamp_delta, position = _read_varlong(data, position, end)
         if position < 0:
@@ -243,7 +243,7 @@ def walk(data: _Bytes, count: int, index: _Int64s, totals: _Int64s) -> tuple[int
             totals[NULL_VALUES] += 1
 
         header_count, position = _read_varint(data, position, end)
-        # A header takes two bytes at least, so a hostile count is refused before it is walked.
+        # A header takes at least two bytes, so a hostile count is refused before the walk.
         if position < 0 or header_count < 0 or header_count > (end - position) // 2:
             return int64(BAD_HEADERS), int64(record)
         index[record, TIMESTAMP_DELTA] = timestamp_delta
@@ -284,7 +284,7 @@ def _sum_overflows(left: int, right: int) -> bool:
 
 @_compiled()
 def _is_decimal(data: _Bytes, start: int, size: int) -> bool:
-    """Digits with at most one sign before them, that make an int64."""
+    """Check for digits, with at most one sign before them, that make an int64."""
     position = start
     end = start + size
     negative = False
@@ -296,7 +296,9 @@ def _is_decimal(data: _Bytes, start: int, size: int) -> bool:
     largest = uint64(_INT64_MAX) + uint64(1 if negative else 0)
     number = uint64(0)
     while position < end:
-        digit = uint64(data[position]) - uint64(0x30)  # Anything but a digit wraps, or is, above 9.
+        digit = uint64(data[position]) - uint64(
+            0x30
+        )  # Anything but a digit is above 9, or wraps around to above 9.
         if digit > uint64(9):
             return False
         if number > (largest - digit) // uint64(10):
@@ -308,7 +310,7 @@ def _is_decimal(data: _Bytes, start: int, size: int) -> bool:
 
 @_compiled()
 def _has_version(data: _Bytes, start: int, count: int, name: _Bytes, form: int) -> bool:
-    """Whether the last header of that name is a version. `walk` has been over these headers."""
+    """Return whether the last header of that name is a version. `walk` has checked these headers."""
     size = int64(data.size)
     position = start
     found = int64(0)
@@ -353,7 +355,7 @@ def check(
     version_name: _Bytes,
     version_format: int,
 ) -> tuple[int, int, int]:
-    """A topic's rules, from a record on. Returns what is wrong, with which record, and the largest timestamp."""
+    """Check a topic's rules, from a record on. Return the problem, the record that has it, the largest timestamp."""
     largest = int64(NO_TIMESTAMP)
     for record in range(first, count):
         if not gaps_allowed and index[record, OFFSET_DELTA] != record:
@@ -387,7 +389,7 @@ def check(
 
 @_compiled()
 def _copy(source: _Bytes, start: int, size: int, target: _Bytes, at: int) -> None:
-    # With unsigned places numba leaves out its test for negative indexes, and LLVM makes wide moves of the loop.
+    # With unsigned positions numba omits its test for negative indexes, and LLVM turns the loop into wide moves.
     from_byte = uint64(start)
     to_byte = uint64(at)
     for byte in range(uint64(size)):
@@ -424,9 +426,9 @@ def fill(
     value_data: _Bytes,
     value_validity: _Bytes,
 ) -> int:
-    """Writes what `walk` has found as rows `row` and on. An `append_time` other than -2 counts for all of them.
+    """Write the records that `walk` has found as rows from `row` on. An `append_time` other than -2 applies to all.
 
-    Returns how many have no timestamp, or -1 - record at one whose timestamp can't be stored.
+    Return how many have no timestamp, or -1 - record for one whose timestamp can't be stored.
     """
     key_at = int64(key_offsets[row])
     value_at = int64(value_offsets[row])
@@ -488,7 +490,7 @@ def fill_headers(
     value_data: _Bytes,
     value_validity: _Bytes,
 ) -> None:
-    """As `fill`, for the headers. A record without any has a null list."""
+    """Write the headers, as `fill` does for the other fields. A record without headers has a null list."""
     size = int64(data.size)
     header = int64(list_offsets[row])
     name_at = int64(name_offsets[header])
@@ -584,10 +586,10 @@ def measure(
     limit_bytes: int,
     sizes: _Int32s,
 ) -> tuple[int, int, int]:
-    """How many rows from `first` on make one batch, and each one's size. Returns the end, bytes, largest timestamp.
+    """Measure the rows from `first` on that make one batch. Return their end, their bytes, their largest timestamp.
 
-    A batch has one timestamp type, and with LogAppendTime one timestamp. Its offsets span an int32 at most.
-    The end is `first` itself when that one record has no room in any batch.
+    The size of each row goes to `sizes`. A batch has one timestamp type, and with LogAppendTime one timestamp. Its
+    offsets span at most an int32. The end is `first` itself if that record does not fit into any batch.
     """
     total = int64(0)
     largest = int64(NO_TIMESTAMP)
@@ -641,7 +643,7 @@ def write(
     out: _Bytes,
     position: int,
 ) -> int:
-    """Writes rows `first` to `end` as `measure` has measured them. Returns the place behind them."""
+    """Write rows `first` to `end` as `measure` has measured them. Return the position after them."""
     base_offset = offsets[first]
     base_timestamp = timestamps[first]
     for row in range(first, end):
@@ -668,7 +670,7 @@ def write(
 
 @_compiled(void(_COLUMN, _array(types.uint32)))
 def murmur2_all(keys: Column, hashes: npt.NDArray[np.uint32]) -> None:
-    """Kafka's hash of each key; a null one's is left as it is."""
+    """Compute Kafka's hash of each key. The hash of a null key is left unchanged."""
     multiplier = np.uint32(0x5BD1E995)
     for row in range(hashes.size):
         if not _is_valid(keys, row):

@@ -1,4 +1,4 @@
-"""Everything that must hold before a batch is acknowledged, so that whatever is in the log can be read back."""
+"""The checks that a batch must pass before it is acknowledged, so that everything in the log can be read back."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ VersionFormat = Literal["long", "text"]
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
 MAX_RECORDS_NAMED: Final = 1000
-"""So many records of a refused batch are named: the answer must not be much larger than the batch."""
+"""The most records of a refused batch to name: the answer must not be much larger than the batch."""
 
 _DECIMAL: Final = re.compile(rb"[+-]?[0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a topic allows, and the time that its timestamps are compared with.
+    """The rules of a topic, and the time that timestamps are compared with.
 
-    `version_header` is a header's name and format that every record must have. Kafka corrects a wrong max
-    timestamp instead of refusing the batch; with `max_timestamp_corrected` so do we: `validate` then returns a
-    header with the right one, to be handed to `place`. `gaps_allowed` is for batches that keep the offsets of another
-    log: then neither the records' offsets nor the last one of the batch need be without gaps.
+    `version_header` is the name and format of a header that every record must have. Kafka corrects a wrong max
+    timestamp instead of refusing the batch. With `max_timestamp_corrected` so do we: `validate` then returns a header
+    with the correct one, to be passed to `place`. `gaps_allowed` is for batches that keep the offsets of another log:
+    then both the records' offsets and the batch's last offset may have gaps.
     """
 
     max_message_bytes: int
@@ -47,7 +47,7 @@ class Limits:
 
 
 def validate(batch: Buffer, limits: Limits) -> BatchHeader:
-    """Checks one whole batch as it came from a producer, and returns its header."""
+    """Check one whole batch as it came from a producer, and return its header."""
     header = _one_header(batch)
     if header.size_bytes > limits.max_message_bytes:
         raise RecordTooLargeError(
@@ -68,7 +68,7 @@ def validate(batch: Buffer, limits: Limits) -> BatchHeader:
 
 
 def _one_header(batch: Buffer) -> BatchHeader:
-    """The header of the one batch that is expected. Kafka calls none, and several, invalid, not corrupt."""
+    """Return the header of the single expected batch. Kafka calls none, or several, invalid, not corrupt."""
     if len(batch) == 0:
         raise InvalidRecordError("there is no batch; exactly one is allowed")
     header = whole_header(batch)
@@ -80,12 +80,12 @@ def _one_header(batch: Buffer) -> BatchHeader:
 
 
 def parse_version(value: bytes | None, version_format: VersionFormat) -> int | None:
-    """A version header's value as a number, or None if it isn't one. Both formats are signed 64-bit numbers."""
+    """Return a version header's value as a number, or None if it isn't one. Both formats are signed 64-bit numbers."""
     if value is None:
         return None
     if version_format == "long":
         return int.from_bytes(value, "big", signed=True) if len(value) == 8 else None
-    # Leading zeros are taken off first, since Python refuses to convert some thousands of digits.
+    # Leading zeros are removed first, because Python refuses to convert thousands of digits.
     if not _DECIMAL.fullmatch(value):
         return None
     digits = value.lstrip(b"+-").lstrip(b"0")
@@ -101,7 +101,7 @@ def _check_header(header: BatchHeader, limits: Limits) -> None:
     if header.is_transactional:
         raise BadBatchError("transactions are not supported")
     if header.record_count < 1:
-        raise BadBatchError(f"the batch says it has {header.record_count} records; at least 1 is allowed")
+        raise BadBatchError(f"the batch says it has {header.record_count} records; at least 1 is required")
     if not limits.gaps_allowed and header.last_offset_delta != header.record_count - 1:
         raise BadBatchError(
             f"the last offset delta is {header.last_offset_delta}; with {header.record_count} records it must be"
@@ -117,7 +117,7 @@ def _check_header(header: BatchHeader, limits: Limits) -> None:
 
 
 def _check_records(walked: Walked, limits: Limits) -> int:
-    """The rules for each record. Returns the largest timestamp."""
+    """Check the rules for each record. Return the largest timestamp."""
     from lastword.batch import _compiled
 
     version_name, version_format = b"", 0
@@ -132,7 +132,7 @@ def _check_records(walked: Walked, limits: Limits) -> int:
     name = np.frombuffer(version_name, np.uint8)
 
     def check(first: int) -> tuple[int, int, int]:
-        """The first record from there on that breaks a rule."""
+        """Find the first record from there on that breaks a rule."""
         return _compiled.check(
             walked.data,
             walked.index,
@@ -164,15 +164,15 @@ def _check_records(walked: Walked, limits: Limits) -> int:
 
 
 def _broken_rules(broken: list[tuple[int, int]], walked: Walked, limits: Limits) -> InvalidRecordError:
-    """The error for the records of a batch that break rules, each of which it names."""
+    """Return the error for the records of a batch that break rules. It names each of them."""
     from lastword.batch import _compiled
 
     records = tuple((record, _broken_rule(code, record, walked, limits)) for code, record in broken)
     first, text = records[0]
     message = f"record {first}: {text}"
     if len(records) > 1:
-        message += f"; records of the batch that are refused: {len(records)}"
-    # As Kafka: a wrong time is told before anything else.
+        message += f"; refused records of the batch: {len(records)}"
+    # As in Kafka, a wrong timestamp takes precedence over other problems.
     is_time = any(code not in (_compiled.NULL_KEY, _compiled.NO_VERSION) for code, _ in broken)
     return (InvalidTimestampError if is_time else InvalidRecordError)(message, records=records)
 
@@ -198,7 +198,7 @@ def _broken_rule(code: int, record: int, walked: Walked, limits: Limits) -> str:
                 f" after now ({limits.now_ms}), which message.timestamp.after.max.ms does not allow"
             )
         case _compiled.NULL_KEY:
-            return "the key is null; the topic asks for a key"
+            return "the key is null; the topic requires a key"
     assert limits.version_header is not None
     name, version_format = limits.version_header
     allowed = "8 bytes, big-endian" if version_format == "long" else "a decimal number of 64 bits"

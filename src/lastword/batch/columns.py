@@ -1,4 +1,4 @@
-"""Arrow columns as the compiled loops take them: without a copy, wherever in its buffers a slice begins."""
+"""Arrow columns in the form of the compiled loops, without a copy, wherever a slice begins in its buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_BYTES: Final = np.frombuffer(b"", np.uint8)
 
 
 def binary_column(array: pa.Array) -> Column:
-    """A binary or text column."""
+    """Return a binary or text column."""
     from lastword.batch import _compiled
 
     validity, offsets, data = array.buffers()
@@ -28,7 +28,7 @@ def binary_column(array: pa.Array) -> Column:
 
 
 def header_columns(headers: pa.Array | None, rows: int) -> tuple[Column, Column, Column]:
-    """Where each row's headers begin and end, their names, their values. None is a column without any."""
+    """Return the ranges of each row's headers, their names, their values. None means a column without headers."""
     from lastword.batch import _compiled
 
     if headers is None:

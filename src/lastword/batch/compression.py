@@ -1,4 +1,4 @@
-"""Kafka's four codecs over Arrow's, with a bound on what comes out of them."""
+"""Kafka's four codecs on top of Arrow's, with a bound on the decompressed size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BadBatchError(InvalidRecordError):
 
 
 class Compression(IntEnum):
-    """Kafka's codecs, by the number that a batch's attributes have for them."""
+    """Kafka's codecs, by their numbers in a batch's attributes."""
 
     NONE = 0
     GZIP = 1
@@ -48,7 +48,7 @@ _LZ4_INDEPENDENT_BIT: Final = 0x20
 
 
 def compress(data: Buffer, compression: Compression) -> Buffer:
-    """The records of a batch, compressed as every Kafka client can read them."""
+    """Compress the records of a batch so that every Kafka client can read them."""
     match compression:
         case Compression.NONE:
             return data
@@ -61,7 +61,7 @@ def compress(data: Buffer, compression: Compression) -> Buffer:
 
 
 def decompress(data: Buffer, compression: Compression, max_bytes: int) -> Buffer:
-    """The records of a batch. More than `max_bytes` of them are refused when the bound is passed, not after."""
+    """Decompress the records of a batch. More than `max_bytes` are refused when the bound is passed, not after."""
     if compression is Compression.NONE:
         return data
     try:
@@ -73,7 +73,7 @@ def decompress(data: Buffer, compression: Compression, max_bytes: int) -> Buffer
 
 
 def check_frame(data: Buffer, compression: Compression) -> None:
-    """Refuses LZ4 frames whose blocks build on each other: Arrow reads them, Kafka's Java client does not."""
+    """Refuse LZ4 frames with linked blocks: Arrow reads them, Kafka's Java client does not."""
     if compression is Compression.LZ4 and len(data) > 4 and not data[4] & _LZ4_INDEPENDENT_BIT:
         raise BadBatchError(
             "the records are an lz4 frame with linked blocks; only independent blocks are allowed"
@@ -85,7 +85,7 @@ def _too_large(max_bytes: int) -> BadBatchError:
 
 
 def _decompress_stream(data: Buffer, codec: str, max_bytes: int) -> Buffer:
-    """Reads in growing pieces, since sizes that a frame states may be lies and the bound may be large."""
+    """Decompress in growing pieces, because the sizes in a frame may be false and the bound may be large."""
     parts: list[bytes] = []
     total = 0
     ask = max(_FIRST_READ_BYTES, 4 * len(data))
@@ -100,7 +100,7 @@ def _decompress_stream(data: Buffer, codec: str, max_bytes: int) -> Buffer:
 
 
 def _decompress_snappy(data: memoryview, max_bytes: int) -> Buffer:
-    """One raw block, as librdkafka writes it, or Java's sequence of blocks in xerial's framing."""
+    """Decompress one raw block, as librdkafka writes it, or Java's sequence of blocks in xerial's framing."""
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
         return _decompress_snappy_block(data, max_bytes)
     blocks: list[Buffer] = []
@@ -143,7 +143,7 @@ def _compress_snappy(data: memoryview) -> bytes:
 
 
 def _compress_lz4(data: memoryview) -> bytes:
-    """The frame is written here because Arrow's links its blocks, which Kafka's Java client refuses."""
+    """Write an LZ4 frame with independent blocks: Arrow's has linked blocks, which Kafka's Java client refuses."""
     parts: list[Buffer] = [_LZ4_HEADER]
     for start in range(0, len(data), _LZ4_BLOCK_BYTES):
         plain = data[start : start + _LZ4_BLOCK_BYTES]

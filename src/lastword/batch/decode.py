@@ -1,4 +1,4 @@
-"""Batches to Arrow and to records. The CRC is not looked at: whoever read the bytes has done so."""
+"""Batches to Arrow and to records. The CRC is not checked: the code that read the bytes has checked it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _HEADER_TYPE: Final = HEADERS_TYPE.value_type
 
 
 def decode(batch: Buffer) -> pa.RecordBatch:
-    """The records of one batch, as PAYLOAD_SCHEMA. A batch without records gives no rows."""
+    """Return the records of one batch, as PAYLOAD_SCHEMA. A batch without records gives no rows."""
     return decode_many((batch,))
 
 
 def decode_many(batches: Sequence[Buffer]) -> pa.RecordBatch:
-    """The records of several batches as one: much cheaper than joining afterwards when they are small."""
+    """Return the records of several batches as one: for small ones, much cheaper than joining afterwards."""
     from lastword.batch import _compiled
 
     walks = [walk(batch, only_header(batch)) for batch in batches]
@@ -39,7 +39,7 @@ def decode_many(batches: Sequence[Buffer]) -> pa.RecordBatch:
         totals += walked.totals
     if totals.max() > MAX_RECORD_DATA_BYTES:
         raise InvalidRecordError(
-            f"{totals.max()} bytes are too many for one Arrow column: decode fewer batches"
+            f"{totals.max()} bytes are too many for one Arrow column; decode fewer batches at a time"
         )
 
     offsets, timestamps = np.empty(rows, np.int64), np.empty(rows, np.int64)
@@ -90,7 +90,7 @@ def decode_many(batches: Sequence[Buffer]) -> pa.RecordBatch:
 
 
 def decode_records(batch: Buffer, partition: int) -> list[Record]:
-    """The records of one batch as objects, for readers that go row by row."""
+    """Return the records of one batch as objects, for readers that go row by row."""
     from lastword.batch import _compiled
 
     walked = walk(batch, only_header(batch))
@@ -135,7 +135,7 @@ def _append_time_ms(walked: Walked) -> int:
 
 
 def _records(count: int, **columns: Iterable[Any]) -> list[Record]:
-    """Fills the slots column by column, in C: a frozen dataclass's own __init__ takes three times as long."""
+    """Create records, filling slots column by column, in C: a frozen dataclass's __init__ takes three times as long."""
     records = list(map(object.__new__, repeat(Record, count)))
     for name, column in columns.items():
         deque(map(getattr(Record, name).__set__, records, column), maxlen=0)

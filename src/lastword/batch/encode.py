@@ -34,7 +34,7 @@ def encode(
     producer_epoch: int = _NO_PRODUCER,
     base_sequence: int = _NO_PRODUCER,
 ) -> bytes:
-    """One batch of these records, at offsets without gaps. A record without a timestamp gets `now_ms`."""
+    """Encode records as one batch, at offsets without gaps. A record without a timestamp gets `now_ms`."""
     if not records:
         raise BadBatchError("a batch needs at least one record")
     if log_append_time:
@@ -52,7 +52,7 @@ def encode(
     )
     end, size, largest = columns.measure(0, _INT32_MAX)
     if end < len(records):
-        raise RecordTooLargeError(f"record {end} no longer fits: a batch has {_INT32_MAX} bytes at most")
+        raise RecordTooLargeError(f"record {end} does not fit: a batch has at most {_INT32_MAX} bytes")
     return columns.write(
         0,
         end,
@@ -74,10 +74,10 @@ def encode_arrow(
     next_offset: int | None = None,
     batch_bytes: int = DEFAULT_BATCH_BYTES,
 ) -> list[bytes]:
-    """Batches of about `batch_bytes` each (before compression) with these records, at their own offsets.
+    """Encode records at their own offsets, as batches of about `batch_bytes` each (before compression).
 
-    With `next_offset` the last batch spans the offsets up to it, so that a reader goes on from there although
-    the records in between are gone. Records of LogAppendTime share a batch only if they share the timestamp:
+    With `next_offset` the last batch spans the offsets up to it, so that a reader continues there although
+    the records in between are gone. Records with LogAppendTime share a batch only if they share the timestamp:
     a batch has one for all of them.
     """
     columns = _columns_of(records)
@@ -107,7 +107,7 @@ def encode_arrow(
         )
         reached = int(columns.offsets[first]) + _INT32_MAX + 1
         first = end
-    # A batch spans an int32 of offsets at most; a longer gap takes batches of its own.
+    # A batch spans at most an int32 of offsets. A longer gap takes additional batches.
     while next_offset is not None and reached < next_offset:
         last_offset = min(next_offset - 1, reached + _INT32_MAX)
         batches.append(empty_batch(reached, last_offset, leader_epoch))
@@ -116,7 +116,7 @@ def encode_arrow(
 
 
 def empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
-    """A batch without records that spans offsets whose records are gone."""
+    """Return a batch without records that spans offsets whose records are gone."""
     if not 0 <= last_offset - base_offset <= _INT32_MAX:
         raise InvalidRecordError(
             f"a batch can't span offsets {base_offset} to {last_offset}: 1 to {_INT32_MAX + 1} of them are allowed"
@@ -139,7 +139,7 @@ def empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
 
 
 class _Columns:
-    """Rows as the compiled loops take them."""
+    """Rows in the form of the compiled loops."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _Columns:
         self.sizes = np.empty(len(offsets), np.int32)
 
     def measure(self, first: int, limit_bytes: int) -> tuple[int, int, int]:
-        """The end of the batch that begins at row `first`, its records' bytes, its largest timestamp."""
+        """Return the end of the batch that begins at row `first`, its records' bytes, its largest timestamp."""
         from lastword.batch import _compiled
 
         return _compiled.measure(
@@ -187,10 +187,10 @@ class _Columns:
         base_sequence: int = _NO_PRODUCER,
         span_end: int | None = None,
     ) -> bytes:
-        """The batch of rows `first` to `end`, which `measure` has measured; it may span offsets beyond them."""
+        """Return the batch of rows `first` to `end`, as measured by `measure`. It may span offsets beyond them."""
         from lastword.batch import _compiled
 
-        # From Arrow's pool, which keeps its pages: fresh ones would cost more than the writing.
+        # From Arrow's pool, which keeps its pages: fresh pages would cost more than the write itself.
         room = np.frombuffer(pa.allocate_buffer(HEADER_BYTES + size), np.uint8)
         _compiled.write(
             self.offsets, self.timestamps, *self.fields, first, end, self.sizes, room, HEADER_BYTES
@@ -243,7 +243,7 @@ def _columns_of(records: pa.RecordBatch) -> _Columns:
 
 
 def _numbers(array: pa.Array, dtype: type[Any]) -> npt.NDArray[Any]:
-    """An Arrow column of numbers or timestamps as numpy sees it, nulls included, without a copy."""
+    """Return an Arrow column of numbers or timestamps as a numpy array, including nulls, without a copy."""
     buffer = array.buffers()[1]
     if buffer is None:
         return np.zeros(0, dtype)
@@ -262,12 +262,12 @@ def _timestamps_ms(records: Sequence[NewRecord], now_ms: int) -> npt.NDArray[np.
 
 
 def _binary(items: list[bytes | None], what: str) -> pa.Array:
-    # Arrow would take text and encode it, which the types rule out and nobody meant.
+    # Arrow would accept text and encode it, which the types rule out and no caller intends.
     if others := set(map(type, items)) - {bytes, type(None)}:
         raise InvalidRecordError(f"a {what} is {others.pop().__name__}; bytes or None are allowed")
     array = pa.array(items, pa.binary())
     if isinstance(array, pa.ChunkedArray):
-        raise RecordTooLargeError(f"the {what}s have more than {_INT32_MAX} bytes together")
+        raise RecordTooLargeError(f"the {what}s together have more than {_INT32_MAX} bytes")
     return array
 
 
@@ -281,7 +281,7 @@ def _headers(records: Sequence[NewRecord]) -> pa.Array | None:
     except (UnicodeEncodeError, pa.ArrowException) as error:
         raise InvalidRecordError(f"a header's name is not text: {error}") from error
     if names.null_count:
-        raise InvalidRecordError("a header's name is None; text is allowed")
+        raise InvalidRecordError("a header's name is None; it must be text")
     values = _binary([value for _, value in flat], "header")
     pairs = pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))
     ends = np.zeros(len(lists) + 1, np.int32)

@@ -1,4 +1,4 @@
-"""The header of a record batch: reading it, its CRC, and what a broker may change in it."""
+"""The header of a record batch: reading it, its CRC, and the fields that a broker may change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CRC: Final = struct.Struct(">I")
 _ATTRIBUTES: Final = struct.Struct(">h")
 _TIMESTAMP: Final = struct.Struct(">q")
 
-_LENGTH_END: Final = 12  # The length field counts what comes after it.
+_LENGTH_END: Final = 12  # The length field counts the bytes after it.
 _LEADER_EPOCH_AT: Final = 12
 _CRC_AT: Final = 17
 _ATTRIBUTES_AT: Final = 21  # The CRC covers the batch from here on.
@@ -36,7 +36,7 @@ _MAX_TIMESTAMP_AT: Final = 35
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchHeader:
-    """The header's fields; `size_bytes` is the whole batch, header and records."""
+    """The fields of a header. `size_bytes` is the size of the whole batch, header and records."""
 
     base_offset: int
     size_bytes: int
@@ -82,7 +82,7 @@ class BatchHeader:
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader | None:
-    """The header at `position`, or None if the buffer ends before the header does. The CRC is not looked at.
+    """Return the header at `position`, or None if the buffer ends before the header does. The CRC is not checked.
 
     The batch itself may be longer than the buffer.
     """
@@ -105,11 +105,11 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader | None:
     ) = _HEADER.unpack_from(buffer, position)
     if magic != MAGIC:
         raise BadBatchError(
-            f"magic byte {magic} at byte {position}: only record batches of version 2 are read"
+            f"magic byte {magic} at byte {position}: only record batches of version 2 are supported"
         )
     if length < HEADER_BYTES - _LENGTH_END:
         raise BadBatchError(
-            f"batch length {length} at byte {position}: at least {HEADER_BYTES - _LENGTH_END} is possible"
+            f"batch length {length} at byte {position}: at least {HEADER_BYTES - _LENGTH_END} is required"
         )
     return BatchHeader(
         base_offset=base_offset,
@@ -128,7 +128,7 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader | None:
 
 
 def check_crc(buffer: Buffer, header: BatchHeader, position: int = 0) -> bool:
-    """Whether the batch at `position` is whole and has the CRC that its header says."""
+    """Return whether the batch at `position` is whole and matches the CRC in its header."""
     end = position + header.size_bytes
     if end > len(buffer):
         return False
@@ -138,7 +138,7 @@ def check_crc(buffer: Buffer, header: BatchHeader, position: int = 0) -> bool:
 
 
 def split(buffer: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """The batches of one payload, in order. Each is checked for length, magic and CRC before it is yielded."""
+    """Yield the batches of one payload, in order, each after checking its length, magic and CRC."""
     view = memoryview(buffer)
     position = 0
     while position < len(view):
@@ -150,7 +150,7 @@ def split(buffer: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
 
 
 def whole_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """As `read_header`, for a batch that must be there and end within the buffer."""
+    """Read a header as `read_header` does, for a batch that must exist and end within the buffer."""
     header = read_header(buffer, position)
     left = len(buffer) - position
     if header is None:
@@ -163,7 +163,7 @@ def whole_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def only_header(batch: Buffer) -> BatchHeader:
-    """As `whole_header`, for a buffer that holds one batch and nothing else."""
+    """Read a header as `whole_header` does, for a buffer that holds one batch and nothing else."""
     header = whole_header(batch)
     if header.size_bytes != len(batch):
         raise BadBatchError(f"{len(batch) - header.size_bytes} bytes follow the batch")
@@ -178,11 +178,11 @@ def place(
     append_time_ms: int | None,
     max_timestamp_ms: int | None = None,
 ) -> bytearray:
-    """A copy of a validated batch with its place in the log.
+    """Return a copy of a validated batch with its base offset and leader epoch.
 
-    Base offset and leader epoch stand outside of the CRC. With `append_time_ms` the batch becomes one of
-    LogAppendTime: the bit and the max timestamp say so, and readers pass over the records' own timestamps.
-    `max_timestamp_ms` writes the right max timestamp into a batch whose producer left it out.
+    The CRC does not cover these two. With `append_time_ms` the batch becomes one of LogAppendTime: the bit and the max
+    timestamp say so, and readers ignore the records' own timestamps. `max_timestamp_ms` writes the correct max
+    timestamp into a batch whose producer left it out.
     """
     placed = bytearray(batch)
     if len(placed) < HEADER_BYTES:
@@ -205,7 +205,7 @@ def place_over(
     append_time_ms: int | None,
     max_timestamp_ms: int | None = None,
 ) -> None:
-    """As `place`, in the batch itself."""
+    """Modify a batch in place, as `place` does its copy."""
     _BASE_OFFSET.pack_into(placed, 0, base_offset)
     _LEADER_EPOCH.pack_into(placed, _LEADER_EPOCH_AT, leader_epoch)
     if append_time_ms is not None:
@@ -218,7 +218,7 @@ def place_over(
 
 
 def corrected_max_timestamp(batch: Buffer, header: BatchHeader) -> int | None:
-    """The max timestamp to hand to `place`, where `validate` has found another one than the batch says."""
+    """Return the max timestamp that `validate` found, to pass to `place`; None if the batch has the same one."""
     (written_ms,) = _TIMESTAMP.unpack_from(batch, _MAX_TIMESTAMP_AT)
     return None if written_ms == header.max_timestamp_ms else header.max_timestamp_ms
 
@@ -237,7 +237,7 @@ def write_header(
     base_sequence: int,
     record_count: int,
 ) -> None:
-    """Writes the header of a batch whose records are in place, with its length and CRC."""
+    """Write the header of a batch whose records are in place, with its length and CRC."""
     _HEADER.pack_into(
         batch,
         0,
@@ -259,7 +259,7 @@ def write_header(
 
 
 def write_crc(batch: bytearray | memoryview) -> None:
-    """Computes the CRC of a batch anew."""
+    """Recompute the CRC of a batch."""
     with memoryview(batch) as view, view[_ATTRIBUTES_AT:] as covered:
         crc = crc32c.crc32c(covered)
     _CRC.pack_into(batch, _CRC_AT, crc)

@@ -1,4 +1,4 @@
-"""Which partition a key belongs to, exactly as Kafka's Java client says; and turns for records without a key."""
+"""The partition of a key, exactly as Kafka's Java client chooses it, and turns for records without a key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULT_RUN: Final = 512
 
 
 def murmur2(key: bytes) -> int:
-    """Kafka's 32-bit hash of a key, unsigned."""
+    """Return Kafka's 32-bit hash of a key, unsigned."""
     whole = len(key) & ~3
     mixed = _SEED ^ len(key)
     for position in range(0, whole, 4):
@@ -32,15 +32,15 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_of(key: bytes, partition_count: int) -> int:
-    """The partition of a key."""
+    """Return the partition of a key."""
     return (murmur2(key) & _POSITIVE) % partition_count
 
 
 class RoundRobin:
-    """Partitions for records without a key: some records in a row to one partition, then to the next.
+    """Partitions for records without a key: several records in a row to one partition, then to the next.
 
-    Runs keep batches large, as Kafka's sticky partitioner does. A run of 1 is round robin. One producer uses
-    one of these; where it begins is given, so that several producers need not begin at the same partition.
+    Runs keep batches large, as Kafka's sticky partitioner does. A run of 1 is round robin. Each producer uses one
+    instance. `first` is the partition where it begins, so that several producers need not begin at the same one.
     """
 
     def __init__(self, *, first: int = 0, run: int = _DEFAULT_RUN) -> None:
@@ -48,20 +48,20 @@ class RoundRobin:
         self._run = run
 
     def next(self, partition_count: int) -> int:
-        """The partition of the next record."""
+        """Return the partition of the next record."""
         partition = self._taken // self._run % partition_count
         self._taken += 1
         return partition
 
     def take(self, record_count: int, partition_count: int) -> npt.NDArray[np.int32]:
-        """The partitions of the next records."""
+        """Return the partitions of the next records."""
         places = np.arange(self._taken, self._taken + record_count, dtype=np.int64)
         self._taken += record_count
         return (places // self._run % partition_count).astype(np.int32)
 
 
 def partitions_of(keys: pa.Array, partition_count: int, turns: RoundRobin) -> npt.NDArray[np.int32]:
-    """The partition of each key of an Arrow binary column; null keys take turns."""
+    """Return the partition of each key of an Arrow binary column. Null keys take turns."""
     from lastword.batch import _compiled
 
     hashes = np.zeros(len(keys), np.uint32)

@@ -1,4 +1,4 @@
-"""From a batch to the places of its records' fields, within bounds. Checking and decoding both start here."""
+"""Finds the fields of the records in a batch, within bounds. Checking and decoding both start here."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lastword.batch.compression import BadBatchError, Buffer, decompress
 from lastword.batch.header import HEADER_BYTES, BatchHeader
 
 MAX_RECORD_DATA_BYTES: Final = 2**31 - 1
-"""What an Arrow column of binary values can address, and so the most that one batch may decompress to."""
+"""The bytes that an Arrow column of binary values can address, and so the most that a batch may decompress to."""
 
 _MIN_RECORD_BYTES: Final = 7  # One byte each for length, attributes, two deltas, key, value, header count.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked:
-    """The records' bytes, and `_compiled`'s index of and totals over them."""
+    """The bytes of the records, with `_compiled`'s index and totals of them."""
 
     header: BatchHeader
     data: npt.NDArray[np.uint8]
@@ -28,7 +28,7 @@ class Walked:
 
 
 def walk(batch: Buffer, header: BatchHeader, max_decompressed_bytes: int = MAX_RECORD_DATA_BYTES) -> Walked:
-    """Finds every field of every record; raises BadBatchError where the bytes are not what they claim to be."""
+    """Find every field of every record. Raise BadBatchError if the bytes are not what they claim to be."""
     from lastword.batch import _compiled
 
     count = header.record_count
@@ -37,7 +37,7 @@ def walk(batch: Buffer, header: BatchHeader, max_decompressed_bytes: int = MAX_R
     plain: Buffer = records
     if len(records):
         plain = decompress(records, header.compression, min(max_decompressed_bytes, MAX_RECORD_DATA_BYTES))
-    # Looked at before the index is allocated, as the count may be any number.
+    # Checked before the index is allocated, because the count may be any number.
     if not 0 <= count <= len(plain) // _MIN_RECORD_BYTES:
         raise BadBatchError(f"{count} records can't be in {len(plain)} bytes")
     data = np.frombuffer(memoryview(plain).toreadonly(), np.uint8)
@@ -59,9 +59,9 @@ def _reason(code: int, record: int, count: int) -> str:
         + {
             _compiled.BAD_LENGTH: "its length is not that of a record inside the batch",
             _compiled.BAD_FIELD: "its timestamp or offset delta is not a number of that size",
-            _compiled.BAD_KEY: "the key's length is below -1 or leads out of the record",
-            _compiled.BAD_VALUE: "the value's length is below -1 or leads out of the record",
-            _compiled.BAD_HEADERS: "the headers' count or a length leads out of the record",
+            _compiled.BAD_KEY: "the key's length is below -1 or extends beyond the record",
+            _compiled.BAD_VALUE: "the value's length is below -1 or extends beyond the record",
+            _compiled.BAD_HEADERS: "the headers' count or a length is invalid or extends beyond the record",
             _compiled.BAD_HEADER_NAME: "a header's name is not valid UTF-8",
             _compiled.LEFT_IN_RECORD: "bytes are left over after its headers",
         }[code]

@@ -1,11 +1,11 @@
-"""Settings: a topic's own over its namespace's over the broker's over the default. Kafka's key names.
+"""Settings, with Kafka's key names. A topic's own value overrides its namespace's, then the broker's, then the default.
 
-keys.py      the tables of all settings: checks, defaults and the reference page come from here
+keys.py      the tables of all settings, the source of checks, defaults and the reference page
 values.py    the kinds of values that settings have
-document.py  YAML text or nested mappings, taken apart into one entry a value
+document.py  YAML text or nested mappings, split into one entry per value
 broker.py    the broker's settings
 topic.py     a topic's settings
-names.py     topic names: what is legal, and the namespace of a name
+names.py     topic names: the legal ones, and the namespace of a name
 masking.py   catalog properties without secrets
 """
 

@@ -1,4 +1,4 @@
-"""The broker's configuration: what the file says, and from it the settings of every topic."""
+"""The broker's configuration: the settings in the file, and the settings of every topic that follow from them."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ INTERNAL_CONFIG: Mapping[str, str] = MappingProxyType(
         "cleanup.policy": "compact",
         "compaction.strategy": "offset",
         "null.key": "reject",
-        # Replayed at each start, so it is rolled, sealed and compacted early.
+        # An internal topic is replayed at each start, so it is rolled, sealed and compacted early.
         "segment.bytes": "104857600",
         "max.message.bytes": "16777216",
     }
 )
-"""What holds for internal topics, whatever the file says."""
+"""The settings of internal topics, whatever the file says."""
 
 
 @dataclass(slots=True)
 class _Contents:
-    """A file's entries, each checked on its own and put where it belongs."""
+    """A file's entries, each checked by itself and sorted into its section."""
 
     broker: dict[str, Given] = field(default_factory=dict)
     namespaces: dict[str, dict[str, Given]] = field(default_factory=dict)
@@ -58,9 +58,9 @@ class _Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Every setting of a broker, and the settings that topics inherit. Any topic without its own resolves.
+    """Every setting of a broker, and the settings that topics inherit. A topic without own settings always resolves.
 
-    None is 'no limit', for `warehouse` 'in the data folder'. An empty catalog is SQLite in the data folder.
+    None means 'no limit', for `warehouse` 'in the data folder'. An empty catalog means SQLite in the data folder.
     """
 
     kafka_listen: str
@@ -107,26 +107,26 @@ class BrokerConfig:
     lease_ttl_ms: int
     warehouse: str | None
     topic_default_config: Mapping[str, str]
-    # Not in the repr: it goes to logs, and these have passwords.
+    # Not in the repr: it goes to logs, and these values contain passwords.
     catalog: Mapping[str, str] = field(repr=False)
     spark: Mapping[str, str] = field(repr=False)
     _contents: _Contents = field(repr=False)
 
     @classmethod
     def load(cls, path: Path | None) -> Self:
-        """Read a file; without one every setting has its default."""
+        """Load a file. Without one every setting has its default."""
         if path is None:
             return cls.from_mapping({}, where="")
         return cls._from_entries(read_file(path), where=str(path))
 
     @classmethod
     def from_text(cls, text: str, where: str) -> Self:
-        """Take the text of a file; `where` is named in errors."""
+        """Load the text of a file. Errors name `where`."""
         return cls._from_entries(read_yaml(text, name=where), where=where)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object], where: str) -> Self:
-        """Take what a file would say from a mapping; `where` is named in errors."""
+        """Load a mapping in place of a file. Errors name `where`."""
         return cls._from_entries(read_mapping(mapping, where=where), where=where)
 
     @classmethod
@@ -150,7 +150,7 @@ class BrokerConfig:
         )
 
     def altered(self, given: Mapping[str, str], *, where: str) -> Self:
-        """The same with other values of some of the broker's settings; `where` says where these come from."""
+        """Return a copy with other values of some broker settings. `where` says where these come from."""
         changed = {
             key: Given(BROKER_KEYS[key].canonical(text, where=where), where)
             if key in BROKER_KEYS
@@ -161,13 +161,13 @@ class BrokerConfig:
         return self._of(contents, where=where)
 
     def resolve(self, topic: str, own: Mapping[str, str]) -> TopicSettings:
-        """What holds for a topic with these settings of its own, or an error if they contradict each other."""
+        """Return the settings of a topic with these own ones. Raise InvalidConfigError if they contradict each other."""
         return build(self._effective(topic, own), where=f"topic {topic}")
 
     def explain(self, topic: str | None = None, own: Mapping[str, str] = _NOTHING) -> list[EffectiveSetting]:
-        """Every setting with its source: those of a topic, or that topics inherit, then the broker's.
+        """Return every setting with its source: those of a topic, or that topics inherit, then the broker's.
 
-        Settings that contradict each other are shown as they are. Secrets are masked.
+        Settings that contradict each other are returned as they are. Secrets are masked.
         """
         if topic is None:
             effective = effective_settings([Level("broker", _topic_level(self._contents.broker))])
@@ -252,17 +252,17 @@ def _check_empty(section: str, entry: Entry) -> None:
 
 
 def _property(entry: Entry) -> str:
-    """A catalog property, in the text that pyiceberg takes. Its value is never shown in an error."""
+    """Return a catalog property in the text that pyiceberg takes. Its value is never shown in an error."""
     value = entry.value
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):
         return str(value)
-    raise InvalidConfigError(f"{entry.where}: {entry.key} must be one text or number")
+    raise InvalidConfigError(f"{entry.where}: {entry.key} must be a single text or number")
 
 
 def _unknown(entry: Entry) -> InvalidConfigError:
-    """A misspelt section is told by its own name, not by the settings in it."""
+    """Return the error for an unknown key. For a misspelt section it names the section, not the settings in it."""
     parts = entry.key.split(".")
     for section in (parts[0], ".".join(parts[:2])):
         meant = closest(section, _SECTIONS, cutoff=0.75)
@@ -278,7 +278,7 @@ def _not_of_the_broker(key: str, where: str) -> Given:
 
 
 def _check_levels(contents: _Contents, *, where: str) -> None:
-    """A file that loads must not make a topic fail that has no settings of its own, auto-created or not."""
+    """Check that topics without own settings resolve, auto-created or not: a file that loads must not break them."""
     created = Level(TOPIC_DEFAULT_CONFIG, contents.topic_default_config)
     for namespace in (DEFAULT_NAMESPACE, *contents.namespaces):
         inherited = list(_inherited(contents, namespace))
@@ -294,7 +294,7 @@ def _check_session_timeouts(contents: _Contents, *, where: str) -> None:
     given = {each.key: each for each in _broker_settings(contents)}
     low, high = given["group.min.session.timeout.ms"], given["group.max.session.timeout.ms"]
     if int(low.value) > int(high.value):
-        raise InvalidConfigError(f"{where}: {low} but {high}; the first must not be over the second")
+        raise InvalidConfigError(f"{where}: {low} but {high}; the first must not exceed the second")
 
 
 def _inherited(contents: _Contents, namespace: str) -> Iterator[Level]:
@@ -316,7 +316,7 @@ def _broker_settings(contents: _Contents) -> Iterator[EffectiveSetting]:
 
 
 def _properties(section: str, prefix: str, given: Mapping[str, Given]) -> Iterator[EffectiveSetting]:
-    """What is passed on untouched: to pyiceberg, to Spark."""
+    """Yield the properties that are passed on unchanged to pyiceberg or Spark."""
     if not given:
         yield EffectiveSetting(key=section, value="", source="default")
     for key, value in given.items():

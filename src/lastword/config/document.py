@@ -1,7 +1,7 @@
-"""Settings as people write them: YAML text or nested mappings, taken apart into one entry a value.
+"""Settings as users write them: YAML text or nested mappings, split into one entry per value.
 
-A mapping in a mapping is the same as keys joined by dots. Scalars of YAML stay the text that was written: `010` and
-`no` are then what a user sees, whatever a version of YAML makes of them, and a password of digits keeps its zeros.
+A mapping in a mapping is the same as keys joined by dots. YAML scalars stay the text that was written: `010` and `no`
+mean what the user sees, whatever a version of YAML makes of them, and a password of digits keeps its zeros.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _NULL_TAG = f"{_STANDARD_TAG}null"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A value under its keys. No value is None; an empty mapping is {}; a list is a list of texts."""
+    """A value under its keys: None for no value, {} for an empty mapping, a list of texts for a list."""
 
     path: tuple[str, ...]
     value: object
     places: tuple[str, ...]
-    """Where each key of the path stands."""
+    """The place of each key of the path."""
 
     @property
     def where(self) -> str:
@@ -41,7 +41,7 @@ class Entry:
 
 
 def read_file(path: Path) -> Iterator[Entry]:
-    """The entries of a YAML file, each with its line."""
+    """Yield the entries of a YAML file, each with its line."""
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -57,21 +57,19 @@ def read_yaml(text: str, *, name: str) -> Iterator[Entry]:
     if root is None or root.tag == _NULL_TAG:
         return
     if not isinstance(root, yaml.MappingNode):
-        raise InvalidConfigError(
-            f"{_place(name, root)}: settings are written as 'key: value', this is something else"
-        )
+        raise InvalidConfigError(f"{_place(name, root)}: settings must be written as 'key: value'")
     if root.value:
         yield from _walk_node(root, Entry((), None, ()), name=name, within=())
 
 
 def read_mapping(mapping: Mapping[str, object], *, where: str) -> Iterator[Entry]:
-    """The entries of a mapping; they all have the same place."""
+    """Yield the entries of a mapping, all with the same place."""
     if mapping:
         yield from _walk_mapping(mapping, Entry((), None, ()), where=where)
 
 
 def _compose(text: str, *, name: str) -> yaml.Node | None:
-    # Only the problem and its line are told, never the lines themselves: they may have a password in them.
+    # Errors give only the problem and its line number, never the line itself: it may contain a password.
     try:
         root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -124,7 +122,7 @@ def _key_text(node: yaml.Node, *, where: str) -> str:
         raise InvalidConfigError(f"{where}: a list or a mapping can't be the name of a setting")
     if node.tag == _MERGE_TAG:
         raise InvalidConfigError(
-            f"{where}: YAML's '<<' is not supported; put what is common at the top level or in a namespace"
+            f"{where}: YAML's '<<' is not supported; put shared settings at the top level or in a namespace"
         )
     return str(node.value)
 
@@ -140,7 +138,7 @@ def _leaf(node: yaml.Node, *, where: str) -> object:
 
 
 def _check_tag(node: yaml.Node, *, where: str) -> None:
-    # A tag such as !env would be expected to do something.
+    # A user would expect a tag such as !env to do something.
     if not node.tag.startswith(_STANDARD_TAG):
         raise InvalidConfigError(f"{where}: the YAML tag {node.tag!r} is not supported")
 

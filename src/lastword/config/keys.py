@@ -1,4 +1,4 @@
-"""The tables of all settings. Checks, defaults and the reference page in the docs come from here."""
+"""The tables of all settings, the source of checks, defaults and the reference page in the docs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lastword.errors import InvalidConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting. Without a default it is not set, and `unset` tells a user what holds then."""
+    """One setting. Without a default it is not set, and `unset` tells the user what applies then."""
 
     key: str
     kind: Kind
@@ -37,7 +37,7 @@ class Setting:
         return self.key.replace(".", "_")
 
     def canonical(self, raw: object, *, where: str) -> str:
-        """The one text of a value, or an error that names the place, the key, the value and what is allowed."""
+        """Return the canonical text of a value. Errors name the place, the key, the value and the allowed values."""
         try:
             return self.kind.text(self.kind.parse(raw))
         except ValueError:
@@ -56,21 +56,21 @@ TOPIC_SETTINGS: tuple[Setting, ...] = (
         key="cleanup.policy",
         kind=CleanupPolicy(),
         default="delete",
-        meaning="`delete` drops what is older than the retention, `compact` keeps the last record of each key, "
+        meaning="`delete` drops records older than the retention, `compact` keeps the last record of each key, "
         "`compact,delete` (in either order) does both",
     ),
     Setting(
         key="min.cleanable.dirty.ratio",
         kind=Ratio(),
         default="0.5",
-        meaning="share of not yet compacted data from which on a partition is compacted",
+        meaning="a partition is compacted when its share of uncompacted data reaches this",
     ),
     Setting(
         key="dirty.ratio.basis",
         kind=Choice(("bytes", "records")),
         default="bytes",
-        meaning="how that share is measured. `bytes`: dirty bytes of all bytes; "
-        "`records`: estimated superseded records of all records",
+        meaning="how that share is measured. `bytes`: dirty bytes out of all bytes; "
+        "`records`: estimated superseded records out of all records",
     ),
     Setting(
         key="min.compaction.lag.ms",
@@ -80,7 +80,7 @@ TOPIC_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         key="max.compaction.lag.ms",
-        # Kafka's clients send and expect its largest number for 'no limit', so this is what is stored.
+        # Kafka's clients send and expect the largest long for 'no limit', so that value is stored.
         kind=WholeNumber(low=1, unlimited=(LONG_MAX, -1), takes_none=True),
         default=str(LONG_MAX),
         meaning="a dirty segment whose oldest record is older makes the partition due, whatever its ratio",
@@ -95,7 +95,7 @@ TOPIC_SETTINGS: tuple[Setting, ...] = (
         key="tombstone.clock",
         kind=Choice(("compaction", "record")),
         default="compaction",
-        meaning="what `delete.retention.ms` counts from. `compaction`: the first compaction that passes the "
+        meaning="the start of `delete.retention.ms`. `compaction`: the first compaction that passes the "
         "tombstone, as in Kafka; `record`: the tombstone's timestamp",
     ),
     Setting(
@@ -138,7 +138,7 @@ TOPIC_SETTINGS: tuple[Setting, ...] = (
         kind=Ratio(),
         default="0",
         meaning="a compacted segment with a smaller share of superseded records is left for a later run. "
-        "`0`: every superseded record goes; higher: less rewriting, some more space",
+        "`0`: every superseded record is removed; higher: less rewriting, somewhat more space",
     ),
     Setting(
         key="retention.ms",
@@ -169,8 +169,8 @@ TOPIC_SETTINGS: tuple[Setting, ...] = (
         key="segment.compression.type",
         kind=Choice(("zstd", "lz4")),
         default="zstd",
-        meaning="how sealed segments are packed until they are rewritten. `lz4`: sealing and the compaction that follows "
-        "need less time, and they are larger until then. What compaction writes is always packed with `zstd`",
+        meaning="compression of sealed segments until compaction rewrites them. `lz4`: sealing and the next compaction "
+        "take less time, and the segments are larger until then. Compaction always writes `zstd`",
     ),
     Setting(
         key="tiering.lag.ms",
@@ -182,13 +182,13 @@ TOPIC_SETTINGS: tuple[Setting, ...] = (
         key="local.retention.ms",
         kind=WholeNumber(unlimited=(-1,), special={-2: "as `retention.ms`"}),
         default="86400000",
-        meaning="how long sealed WAL files stay on the local disk. `0`: a file goes as soon as it is sealed",
+        meaning="how long sealed WAL files stay on the local disk. `0`: a file is removed as soon as it is sealed",
     ),
     Setting(
         key="local.retention.bytes",
         kind=WholeNumber(unlimited=(-1,), special={-2: "as `retention.bytes`"}),
         default="10737418240",
-        meaning="how much WAL a partition keeps on the local disk, as far as it is sealed",
+        meaning="how large a partition's WAL on the local disk may become; only sealed files are removed for it",
     ),
     Setting(
         key="max.message.bytes",
@@ -221,61 +221,61 @@ BROKER_SETTINGS: tuple[Setting, ...] = (
         key="kafka.listen",
         kind=Address(),
         default="127.0.0.1:9092",
-        meaning="where `lastword serve` listens for Kafka clients",
+        meaning="the address where `lastword serve` listens for Kafka clients",
     ),
     Setting(
         key="kafka.advertised",
         kind=Address(),
         default=None,
         unset="as `kafka.listen`; with `0.0.0.0` the address that a client has reached",
-        meaning="where Kafka clients are told to connect to, if that is another address than `kafka.listen`",
+        meaning="the address that Kafka clients are told to connect to, if it is not `kafka.listen`",
     ),
     Setting(
         key="admin.listen",
         kind=Address(),
         default="127.0.0.1:9644",
-        meaning="where `lastword serve` answers the admin API, `/metrics` and `/readyz`",
+        meaning="the address where `lastword serve` serves the admin API, `/metrics` and `/readyz`",
     ),
     Setting(
         key="admin.token.file",
         kind=Name("a file"),
         default=None,
         unset="no token",
-        meaning="a file with the token that the admin API asks for; required unless it listens on this machine only",
+        meaning="a file with the token that the admin API requires; needed unless it listens on this machine only",
     ),
     Setting(
         key="connect.file",
         kind=Name("a file"),
         default=None,
         unset="no sources",
-        meaning="a file with sources that `lastword serve` runs, as `lastword connect run` takes it",
+        meaning="a file with sources that `lastword serve` runs, in the format of `lastword connect run`",
     ),
     Setting(
         key="wal.sync",
         kind=WalSyncKind(),
         default="group",
-        meaning="when a produce is answered. `group`: after the disk has synced it, produces that wait together "
-        "share one sync; `interval:<ms>`: at once, with a sync every so often; `none`: at once, "
-        "the operating system syncs when it likes",
+        meaning="when a produce request is answered. `group`: after a sync to disk, which requests that wait together "
+        "share; `interval:<ms>`: at once, with a sync at this interval; `none`: at once, "
+        "and the operating system decides when to sync",
     ),
     Setting(
         key="wal.max.bytes",
         kind=_LIMIT,
         default="-1",
-        meaning="bound on the WAL of all topics together; only sealed files are deleted for it",
+        meaning="bound on the total size of the WAL of all topics; only sealed files are deleted for it",
     ),
     Setting(
         key="auto.create.topics.enable",
         kind=Switch(),
         default="true",
-        meaning="whether a topic that a Kafka client asks for is created if there is none; it has "
+        meaning="whether a missing topic that a Kafka client asks for is created, with "
         "`num.partitions` and the settings of `topic.default_config`",
     ),
     Setting(
         key="num.partitions",
         kind=WholeNumber(low=1, high=10_000),
         default="1",
-        meaning="partitions of a topic that is created without a number of them",
+        meaning="the number of partitions of a topic that is created without one",
     ),
     Setting(
         key="socket.request.max.bytes",
@@ -287,38 +287,38 @@ BROKER_SETTINGS: tuple[Setting, ...] = (
         key="queued.max.request.bytes",
         kind=WholeNumber(low=1 << 20),
         default="268435456",
-        meaning="bound on the requests of all Kafka clients that are in memory; beyond it nothing more is read",
+        meaning="bound on the memory for requests of all Kafka clients; beyond it no more requests are read",
     ),
     Setting(
         key="max.connections",
         kind=WholeNumber(low=1),
         default="10000",
-        meaning="Kafka clients' connections at a time; one more is closed at once",
+        meaning="the most connections of Kafka clients at a time; further ones are closed at once",
     ),
     Setting(
         key="connections.max.idle.ms",
         kind=_INTERVAL_MS,
         default="600000",
-        meaning="a connection on which nothing happens for this long is closed",
+        meaning="a connection that is idle for this long is closed",
     ),
     Setting(
         key="fetch.max.bytes",
         kind=WholeNumber(low=1024, high=(1 << 31) - 1),
         default="57671680",
-        meaning="the most that one fetch is answered with, whatever the client asks for; the first batch is "
+        meaning="the largest answer to a fetch, whatever the client asks for; the first batch is "
         "always whole",
     ),
     Setting(
         key="fetch.cache.bytes",
         kind=WholeNumber(low=1 << 20),
         default="268435456",
-        meaning="memory for sealed data that is read ahead for Kafka consumers and kept for the next of them",
+        meaning="memory for sealed data that is read ahead for Kafka consumers and kept for later ones",
     ),
     Setting(
         key="producer.id.expiration.ms",
         kind=_INTERVAL_MS,
         default="86400000",
-        meaning="how long the sequence numbers of an idempotent producer that is silent are remembered",
+        meaning="how long the sequence numbers of an idle idempotent producer are kept",
     ),
     Setting(
         key="group.initial.rebalance.delay.ms",
@@ -354,7 +354,7 @@ BROKER_SETTINGS: tuple[Setting, ...] = (
         key="offsets.retention.check.interval.ms",
         kind=_INTERVAL_MS,
         default="600000",
-        meaning="pause between two looks for committed offsets that have expired",
+        meaning="pause between two checks for expired committed offsets",
     ),
     Setting(
         key="offset.metadata.max.bytes",
@@ -390,25 +390,25 @@ BROKER_SETTINGS: tuple[Setting, ...] = (
         key="worker.initial.delay.ms",
         kind=_DURATION_MS,
         default="60000",
-        meaning="time from the worker's first start to its first compaction; a restart does not begin it anew",
+        meaning="time from the worker's first start to its first compaction; a restart does not reset it",
     ),
     Setting(
         key="worker.interval.ms",
         kind=_INTERVAL_MS,
         default="300000",
-        meaning="pause between two looks at what compaction is due",
+        meaning="pause between two checks for due compactions",
     ),
     Setting(
         key="worker.nice",
         kind=WholeNumber(low=0, high=19),
         default="10",
-        meaning="by how much `lastword worker` and its Spark give way to other processes (Unix's nice)",
+        meaning="the Unix nice value of `lastword worker` and its Spark; higher gives way more to other processes",
     ),
     Setting(
         key="seal.interval.ms",
         kind=_INTERVAL_MS,
         default="10000",
-        meaning="pause between two looks at what can be rolled and sealed",
+        meaning="pause between two checks for WAL files to roll and seal",
     ),
     Setting(
         key="retention.interval.ms",
@@ -420,26 +420,26 @@ BROKER_SETTINGS: tuple[Setting, ...] = (
         key="expire.interval.ms",
         kind=_INTERVAL_MS,
         default="300000",
-        meaning="pause between two rounds that forget old snapshots",
+        meaning="pause between two rounds that expire old snapshots",
     ),
     Setting(
         key="collect.interval.ms",
         kind=_INTERVAL_MS,
         default="900000",
-        meaning="pause between two rounds that remove files which nothing names",
+        meaning="pause between two rounds that remove unreferenced files",
     ),
     Setting(
         key="compaction.service.factory",
         kind=Name("a class as `module:Class`"),
         default="lastword.compaction.spark:SparkCompactionServiceFactory",
-        meaning="what compacts: Spark, `lastword.compaction.inline:InlineCompactionServiceFactory` (in this "
-        "process, without Java), or a class of your own",
+        meaning="the compaction service: Spark, `lastword.compaction.inline:InlineCompactionServiceFactory` (in this "
+        "process, without Java), or your own class",
     ),
     Setting(
         key="compaction.task.memory.bytes",
         kind=WholeNumber(low=1 << 20),
         default="1073741824",
-        meaning="memory that one task may use for the keys of a partition; with more keys another way is taken",
+        meaning="memory that one task may use for the keys of a partition; with more keys another algorithm is used",
     ),
     Setting(
         key="compaction.task.bytes",
@@ -457,19 +457,19 @@ BROKER_SETTINGS: tuple[Setting, ...] = (
         key="reader.hold.max.ms",
         kind=_DURATION_MS,
         default="2592000000",
-        meaning="how long past its expiry a tombstone waits for readers at most",
+        meaning="the longest that a tombstone waits for readers after its expiry",
     ),
     Setting(
         key="collect.grace.ms",
         kind=_DURATION_MS,
         default="3600000",
-        meaning="how long a file stays after collection has found that no snapshot names it any more",
+        meaning="how long a file stays after collection has found that no snapshot references it",
     ),
     Setting(
         key="snapshot.retention.ms",
         kind=_DURATION_MS,
         default="3600000",
-        meaning="how long a snapshot of a topic's table stays after another has replaced it, for readers and time travel",
+        meaning="how long a snapshot of a topic's table stays after a newer one, for readers and time travel",
     ),
     Setting(
         key="lease.ttl.ms",
@@ -491,7 +491,7 @@ BROKER_KEYS = {setting.key: setting for setting in BROKER_SETTINGS}
 
 
 def closest(key: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known key that somebody may have meant."""
+    """Return the known key that the user may have meant, or None."""
     names = list(known)
     # Kafka's brokers have most topic settings under a prefix.
     without_prefix = key.removeprefix("log.")

@@ -1,4 +1,4 @@
-"""Topic names: what is legal, and the namespace that a name lies in."""
+"""Topic names: the legal ones, and the namespace of a name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lastword.errors import InvalidTopicError, TopicExistsError
 DEFAULT_NAMESPACE = "default"
 MAX_NAME_LENGTH = 249
 INTERNAL_PREFIX = "__lastword_"
-"""Topics of these names are Lastword's own."""
+"""The prefix of internal topics."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The namespace of a legal name, and the rest: `db.users` is `users` in `db`, `users` is in `default`."""
+    """Split a legal name into namespace and rest: `db.users` is `users` in `db`, `users` is in `default`."""
     namespace, dot, rest = name.partition(".")
     return (namespace, rest) if dot else (DEFAULT_NAMESPACE, name)
 
@@ -30,7 +30,7 @@ def check_topic_name(name: str) -> None:
 
 
 def check_new_topic_name(name: str, existing: Iterable[str]) -> None:
-    """Check a name for a topic that is to be created next to those that exist.
+    """Check a name for a new topic against the existing ones.
 
     Names that differ only in case would share their folders on a file system, or in a catalog, that ignores case.
     """
@@ -45,8 +45,8 @@ def check_new_topic_name(name: str, existing: Iterable[str]) -> None:
 
 
 def is_internal(name: str) -> bool:
-    """Whether a topic is Lastword's own: users may read it, and do nothing else to it."""
-    # In any case: a user's topic whose name differs from an internal one's in nothing else would be in its way.
+    """Return whether a topic is internal: users may only read it."""
+    # Ignoring case: a user's topic whose name differs from an internal one's only in case would conflict with it.
     return name.lower().startswith(INTERNAL_PREFIX)
 
 
@@ -54,12 +54,12 @@ def check_not_internal(name: str, act: str) -> None:
     """Raise InvalidTopicError if users may not do this to the topic."""
     if is_internal(name):
         raise InvalidTopicError(
-            f"topic {name!r} is internal: Lastword keeps its own data there, and it can't be {act}"
+            f"topic {name!r} is internal: Lastword keeps its own data there, so it can't be {act}"
         )
 
 
 def check_namespace(name: str) -> str | None:
-    """What is wrong with the name of a namespace, if anything."""
+    """Return what is wrong with the name of a namespace, or None."""
     if not _LEGAL.fullmatch(name) or "." in name:
         return "a namespace consists of the characters a-z, A-Z, 0-9, '_' and '-'"
     if name != DEFAULT_NAMESPACE and name.lower() == DEFAULT_NAMESPACE:
@@ -76,7 +76,7 @@ def _problem(name: str) -> str | None:
         return "'.' and '..' are folders"
     if not _LEGAL.fullmatch(name):
         return "only the characters a-z, A-Z, 0-9, '.', '_' and '-' are allowed"
-    # Every part, not only the first two: a rest of '.' or '..' would be another topic's folder.
+    # Every part, not only the first two: if the rest were '.' or '..', it would be another topic's folder.
     if "" in name.split("."):
         return "a part before, between or after its dots is empty"
     namespace, rest = split_name(name)

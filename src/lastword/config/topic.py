@@ -1,4 +1,4 @@
-"""The settings of one topic: each checked on its own, settled over the levels, then checked together."""
+"""The settings of one topic: each checked by itself, resolved over the levels, then checked together."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lastword.config.keys import BROKER_KEYS, TOPIC_KEYS, TOPIC_SETTINGS, closes
 from lastword.errors import InvalidConfigError
 
 AS_RETENTION = -2
-"""The value of local.retention.* that stands for that of retention.*."""
+"""The value of local.retention.* that means the same as retention.*."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
-    """What holds for a topic. None is 'no limit', and for the header's name and format 'not set'."""
+    """The effective settings of a topic. None means 'no limit', for the header's name and format 'not set'."""
 
     cleanup_policy: frozenset[str]
     min_cleanable_dirty_ratio: float
@@ -54,7 +54,7 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that somebody wrote, in canonical text, and the place, if it is a file."""
+    """A value that a user has set, in canonical text, and its place, if it is in a file."""
 
     text: str
     where: str = ""
@@ -70,7 +70,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSetting:
-    """A setting that holds, and why. `source` is topic, namespace <name>, broker or default; no value is ''."""
+    """A setting in effect, and its source: topic, namespace <name>, broker or default. Without a value it is ''."""
 
     key: str
     value: str
@@ -83,7 +83,7 @@ class EffectiveSetting:
 
 
 def check_topic_config(raw: Mapping[str, object], *, where: str) -> dict[str, str]:
-    """The settings in canonical text. Each is checked on its own; `BrokerConfig.resolve` checks them together."""
+    """Return the settings in canonical text. Each is checked by itself. `BrokerConfig.resolve` checks them together."""
     return {key: check_topic_setting(key, value, where=where) for key, value in raw.items()}
 
 
@@ -97,7 +97,7 @@ def check_topic_setting(key: str, raw: object, *, where: str) -> str:
 
 
 def effective_settings(levels: Iterable[Level]) -> dict[str, EffectiveSetting]:
-    """The value of every topic setting: from the first level that gives it, else the default."""
+    """Return the value of every topic setting: from the first level that sets it, else the default."""
     effective = {
         setting.key: EffectiveSetting(key=setting.key, value=setting.default or "", source="default")
         for setting in TOPIC_SETTINGS
@@ -109,14 +109,14 @@ def effective_settings(levels: Iterable[Level]) -> dict[str, EffectiveSetting]:
             )
     for unit in ("ms", "bytes"):
         local = effective[f"local.retention.{unit}"]
-        # Who lowers the retention has said nothing about the WAL, and the default must not turn that into an error.
+        # A user who lowers only the retention has not set the WAL's, and its default must not cause an error.
         if local.source == "default" and _is_over_retention(effective, unit):
             effective[local.key] = EffectiveSetting(key=local.key, value=str(AS_RETENTION), source="default")
     return effective
 
 
 def build(effective: Mapping[str, EffectiveSetting], *, where: str) -> TopicSettings:
-    """Settled settings as values, unless some of them contradict each other."""
+    """Return resolved settings as values. Raise InvalidConfigError if some of them contradict each other."""
     _check_together(effective, where=where)
     values = {setting.attribute: _value(effective, setting.key) for setting in TOPIC_SETTINGS}
     for unit in ("ms", "bytes"):
@@ -129,13 +129,13 @@ def _check_together(effective: Mapping[str, EffectiveSetting], *, where: str) ->
     low, high = effective["min.compaction.lag.ms"], effective["max.compaction.lag.ms"]
     max_lag_ms = _value(effective, high.key)
     if max_lag_ms is not None and _value(effective, low.key) > max_lag_ms:
-        raise InvalidConfigError(f"{where}: {low} but {high}; the first must not be over the second")
+        raise InvalidConfigError(f"{where}: {low} but {high}; the first must not exceed the second")
 
     for unit in ("ms", "bytes"):
         if _is_over_retention(effective, unit):
             local, total = effective[f"local.retention.{unit}"], effective[f"retention.{unit}"]
             raise InvalidConfigError(
-                f"{where}: {local} but {total}; the first must not be over the second, "
+                f"{where}: {local} but {total}; the first must not exceed the second, "
                 f"{AS_RETENTION} makes them the same"
             )
 
@@ -150,7 +150,7 @@ def _check_together(effective: Mapping[str, EffectiveSetting], *, where: str) ->
 
 
 def _is_over_retention(effective: Mapping[str, EffectiveSetting], unit: str) -> bool:
-    """Whether the WAL would keep what the topic no longer has. Only a policy with `delete` looks at retention.*."""
+    """Return whether the WAL would outlast the topic's retention. Only policies with `delete` apply retention.*."""
     local = _value(effective, f"local.retention.{unit}")
     total = _value(effective, f"retention.{unit}")
     deletes = "delete" in _value(effective, "cleanup.policy")
@@ -159,5 +159,5 @@ def _is_over_retention(effective: Mapping[str, EffectiveSetting], unit: str) -> 
 
 def _value(effective: Mapping[str, EffectiveSetting], key: str) -> Any:
     text = effective[key].value
-    # Any, because the table knows the type of each key, and the tests hold it against TopicSettings.
+    # Any, because the table knows the type of each key, and tests compare it with TopicSettings.
     return None if text == "" else TOPIC_KEYS[key].kind.parse(text)

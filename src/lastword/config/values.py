@@ -1,8 +1,8 @@
 """The kinds of values that settings have: how each is read, written, and described to a user.
 
-Kafka's clients send every value as text, files and Python callers also have numbers and booleans. Each kind takes
-all of these. `parse` gives the value that code works with and raises ValueError for anything else; `text` gives the
-one canonical text of a value, from which `parse` gives the same value again.
+Kafka's clients send every value as text. Files and Python callers also have numbers and booleans. Each kind takes
+all of these. `parse` returns the value that code works with and raises ValueError for anything else. `text` returns
+the canonical text of a value, from which `parse` returns the same value again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Kind(Protocol):
 
     @property
     def allowed(self) -> str:
-        """What a user may write, as a phrase."""
+        """The allowed values, as a phrase for the user."""
         ...
 
     def parse(self, raw: object) -> object: ...
@@ -180,11 +180,11 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A host and a port. A host with colons stands in brackets."""
+    """A host and a port. A host with colons is in brackets."""
 
     @property
     def allowed(self) -> str:
-        return "`HOST:PORT`, such as `127.0.0.1:9092` or `[::1]:9092`; port 0 is any that is free"
+        return "`HOST:PORT`, such as `127.0.0.1:9092` or `[::1]:9092`; port 0 means any free port"
 
     def parse(self, raw: object) -> str:
         text = _plain_text(raw).strip()
@@ -201,7 +201,7 @@ class Address:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """The host, without brackets, and the port of an address."""
+    """Return the host, without brackets, and the port of an address."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -232,7 +232,7 @@ class WalSyncKind:
 
 
 def _plain_text(raw: object) -> str:
-    """The text of a value. No number matches that of a boolean, so that `true` is never taken for 1."""
+    """Return the text of a value. The text of a boolean is not a number, so that `true` is never taken for 1."""
     if isinstance(raw, str | int | float):
         return str(raw)
     raise ValueError(raw)

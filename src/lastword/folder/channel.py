@@ -1,15 +1,15 @@
 """Small local channels between the processes of one data folder: Unix sockets, lines of JSON.
 
 `ChannelServer`, `ask` and `hold`: maintenance asks the writer to roll, because only the writer rolls its files, and
-tells it of commits. The writer's lock file names its socket. One request and one answer a connection; with `hold` the
-connection stays open while the asker does something, and a last answer says that the writer knows of its end; without
-one the writer has gone away. An asker that is killed closes its connection, which ends it too. When nobody answers there is no writer: the lock, not the
-socket, decides that. While the writer is at a request it says so, line after line: an asker waits for as long as that
-takes, and gives up when it has heard nothing for TIMEOUT_S.
+announces commits to it. The writer's lock file names its socket. A connection carries one request and one answer. With
+`hold` the connection stays open while the client does something, and a last answer confirms that the writer has noted
+the end. Without that answer the writer has gone away. A client that is killed closes its connection, which is an end
+too. If nothing answers there is no writer: the lock, not the socket, decides that. While the writer works on a request
+it sends lines that say so. A client waits as long as they come, and gives up after TIMEOUT_S of silence.
 
-`JobServer` and `ask_job`: the broker's process asks the worker's for work that takes long. One request a connection;
-then any number of lines that say how far it has come, and one with the result or the error. Who goes away before
-the end takes the request back: the job is told, and ends before its next commit.
+`JobServer` and `ask_job`: the broker's process asks the worker's process for long work. A connection carries one
+request, then any number of lines with progress, then one with the result or the error. A client that disconnects before
+the end cancels the request: the job is told, and ends before its next commit.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from lastword.folder.problems import from_problem, to_problem
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
-"""So long the other end may be silent."""
+"""How long the other end may be silent."""
 _WORKING_TIMES = 12
-"""How often within that time somebody who is at a request says so."""
+"""How many times within TIMEOUT_S a server that works on a request says so."""
 _MAX_LINE_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 256 << 20
-"""Of a job: the keys of an erasure may be many."""
+"""The largest request for a job: an erasure may have many keys."""
 
 _LOOK_S = 0.5
-"""How often a waiting asker looks whether it should go on waiting."""
+"""How often a waiting client checks whether to keep waiting."""
 
 Handler = Callable[[dict[str, Any]], dict[str, Any] | AbstractContextManager[dict[str, Any]]]
-"""Answers a request. A context manager, which gives the answer, is left when the asker is done."""
+"""Answers a request. If it returns a context manager, that yields the answer and exits when the client is done."""
 
 ReportProgress = Callable[..., None]
 """Called with the name of a stage and numbers."""
 JobHandler = Callable[[dict[str, Any], ReportProgress, Callable[[], bool]], Any]
-"""Does what a request says; is given how to report progress, and whether whoever asked has gone away."""
+"""Carries out a request. Gets a function to report progress and one that tells whether the client has gone away."""
 
 
 class ChannelServer:
-    """Answers requests, each on a thread of its own, from `start` on until it is closed. Earlier ones wait."""
+    """Answers requests, each on its own thread, from `start` until it is closed. Earlier requests wait."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        # A socket's path may have about 100 characters only, so it can't be in the data folder.
+        # The path of a socket may have only about 100 characters, so it can't be in the data folder.
         self._folder = tempfile.mkdtemp(prefix="lastword-")
         self.path = str(Path(self._folder) / "writer.sock")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -72,9 +72,9 @@ class ChannelServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more requests, and wait until those that were taken up are done."""
+        """Accept no more requests, and wait until the accepted ones are done."""
         try:
-            # Wakes the thread up from its waiting.
+            # Wakes the waiting thread.
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             logger.debug("the channel was closed already")
@@ -83,7 +83,7 @@ class ChannelServer:
         with self._serving_lock:
             serving = dict(self._serving)
         for thread, connection in serving.items():
-            # An asker that is at it, or has not sent its request yet, is not waited for.
+            # Don't wait for a client that holds a request open or has not sent it yet.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
             thread.join()
@@ -111,7 +111,7 @@ class ChannelServer:
                 if line:
                     self._answer(connection, json.loads(line))
         except _AskerGoneError:
-            logger.debug("whoever asked on the writer's channel is gone")
+            logger.debug("a client of the writer's channel is gone")
         except (OSError, ValueError) as error:
             logger.warning("a request on the writer's channel failed: %s", error)
         finally:
@@ -127,7 +127,7 @@ class ChannelServer:
                         first = held.enter_context(answer)
                 if isinstance(answer, AbstractContextManager):
                     _tell(connection, first)
-                    # However long the asker takes; its end, one way or the other, is what is waited for.
+                    # Wait without a limit until the client is done or gone.
                     connection.settimeout(None)
                     said = b""
                     with contextlib.suppress(OSError):
@@ -136,26 +136,28 @@ class ChannelServer:
                     with _saying_that_it_works(connection):
                         held.close()
                     if not said:
-                        # It was killed; or this is closing, and an asker that goes on must not take that for its end.
+                        # The client was killed, or this is closing, which a client must not take as confirmation.
                         return
                     answer = {}
         except ClosedError as error:
-            # Of the writer's log: whoever asks has one that is open, and can try again.
+            # The writer's log is closing. The client's own log is open, so it can try again.
             answer = {"problem": to_problem(UnavailableError(f"The writer is closing its log: {error}"))}
         except LastwordError as error:
             answer = {"problem": to_problem(error)}
         except _AskerGoneError:
             raise
         except Exception as error:
-            # The thread must outlive it, or whoever asks next would wait for an answer in vain.
-            logger.exception("a request on the writer's channel met an unexpected error: %s", request)
-            unexpected = UnavailableError(f"The writer met an unexpected {type(error).__name__}: {error}")
+            # The client must get an answer, or it would wait for it in vain.
+            logger.exception("a request on the writer's channel failed with an unexpected error: %s", request)
+            unexpected = UnavailableError(
+                f"The writer failed with an unexpected {type(error).__name__}: {error}"
+            )
             answer = {"problem": to_problem(unexpected)}
         _tell(connection, answer)
 
 
 class _AskerGoneError(Exception):
-    """Whoever asked was killed, or waits no longer."""
+    """The client was killed, or waits no longer."""
 
 
 def _tell(connection: socket.socket, answer: dict[str, Any]) -> None:
@@ -167,7 +169,7 @@ def _tell(connection: socket.socket, answer: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _saying_that_it_works(connection: socket.socket) -> Iterator[None]:
-    """Tell the asker again and again that its request is being carried out; nothing more once this is left."""
+    """Tell the client repeatedly that its request is being carried out, until the block exits."""
     done = threading.Event()
 
     def say() -> None:
@@ -175,7 +177,7 @@ def _saying_that_it_works(connection: socket.socket) -> Iterator[None]:
             try:
                 _send(connection, {"working": True})
             except OSError:
-                # The asker is gone. What it asked for is done all the same.
+                # The client is gone. Its request is carried out all the same.
                 return
 
     thread = threading.Thread(target=say, name="lastword-channel-working", daemon=True)
@@ -188,7 +190,7 @@ def _saying_that_it_works(connection: socket.socket) -> Iterator[None]:
 
 
 def ask(path: str, request: dict[str, Any]) -> dict[str, Any] | None:
-    """The writer's answer; None if nobody is there. The error that it met is raised here as what it was there."""
+    """Return the writer's answer; None if there is no writer. Errors of the writer are raised here unchanged."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(TIMEOUT_S)
         try:
@@ -200,16 +202,16 @@ def ask(path: str, request: dict[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(slots=True)
 class Hold:
-    """A request that is held open: the writer's answer, None if nobody is there."""
+    """A request that is held open: the writer's answer, None if there is no writer."""
 
     answer: dict[str, Any] | None
     is_ended: bool = False
-    """The writer that answered has taken note of the end. It has not where it went away meanwhile."""
+    """Whether the writer that answered has noted the end. False if it went away meanwhile."""
 
 
 @contextlib.contextmanager
 def hold(path: str, request: dict[str, Any]) -> Iterator[Hold]:
-    """As `ask`; the writer is told when the block is left, and has taken note of it when this returns, if it can."""
+    """Ask as `ask` does, and tell the writer when the block exits. The writer has noted that on return, if it can."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(TIMEOUT_S)
         try:
@@ -243,8 +245,8 @@ def _exchange(connection: socket.socket, path: str, message: dict[str, Any]) -> 
         return None
     except TimeoutError as error:
         raise UnavailableError(
-            f"The writer has not been heard of on {path} for {TIMEOUT_S:g} s: its process is stopped, or its machine has "
-            f"far too much to do. Once it goes on it may still do what it was asked for ({message.get('do')})."
+            f"The writer has been silent on {path} for {TIMEOUT_S:g} s: its process is stopped, or its machine is "
+            f"overloaded. When it continues, it may still carry out the request ({message.get('do')})."
         ) from error
     except OSError as error:
         raise UnavailableError(f"The writer does not answer on {path}: {error}") from error
@@ -264,13 +266,13 @@ def _read_line(connection: socket.socket, max_bytes: int = _MAX_LINE_BYTES) -> b
 
 
 class JobServer:
-    """Does jobs, each on a thread of its own, from `start` on until it is closed."""
+    """Runs jobs, each on its own thread, from `start` until it is closed."""
 
     def __init__(self, path: Path, handler: JobHandler) -> None:
         self._handler = handler
         self._path = path
         self._closing = threading.Event()
-        # What a worker that was killed has left.
+        # A killed worker may have left its socket.
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(str(path))
@@ -281,7 +283,7 @@ class JobServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more requests, and tell those that are running to end."""
+        """Accept no more requests, and tell the running ones to end."""
         self._closing.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -309,7 +311,7 @@ class JobServer:
 
     def _outcome(self, connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
         def report(stage: str, *numbers: int | None) -> None:
-            # Whoever asked may be gone; the job finds out by `gone`.
+            # The client may be gone. The job finds out by `gone`.
             with contextlib.suppress(OSError):
                 _send(connection, {"progress": [stage, *numbers]})
 
@@ -321,11 +323,11 @@ class JobServer:
         except LastwordError as error:
             return {"problem": to_problem(error)}
         except Exception as error:
-            logger.exception("the job %s met an unexpected error", request.get("do"))
+            logger.exception("the job %s failed with an unexpected error", request.get("do"))
             return {
                 "problem": {
                     "error": "UnavailableError",
-                    "message": f"the worker met an unexpected {type(error).__name__}: {error}",
+                    "message": f"the worker failed with an unexpected {type(error).__name__}: {error}",
                 }
             }
 
@@ -338,7 +340,7 @@ def ask_job(
     cancelled: Callable[[], bool] = lambda: False,
     timeout_s: float | None = None,
 ) -> Any:
-    """The result of a job; its error is raised. UnavailableError if nobody is there, or they end before it is done."""
+    """Return the result of a job, or raise its error. Raise UnavailableError if there is no worker or it ends early."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             connection.settimeout(timeout_s or TIMEOUT_S)
@@ -346,13 +348,13 @@ def ask_job(
             _send(connection, request)
         except OSError as error:
             raise UnavailableError(
-                f"The worker is not running, or is just being started ({error.strerror or error}); try again."
+                f"The worker is not running, or is just starting ({error.strerror or error}); try again."
             ) from error
         rest = b""
         waited_s = 0.0
         while True:
             if cancelled():
-                raise UnavailableError("The request was taken back; what was committed by then stays.")
+                raise UnavailableError("The request was cancelled; earlier commits stay.")
             if not select.select([connection], [], [], _LOOK_S)[0]:
                 waited_s += _LOOK_S
                 if timeout_s is not None and waited_s >= timeout_s:
@@ -364,7 +366,7 @@ def ask_job(
                 received = b""
             if not received:
                 raise UnavailableError(
-                    "The worker ended while it was doing this; what was committed by then stays. Try again."
+                    "The worker ended while it was working on this; earlier commits stay. Try again."
                 )
             *lines, rest = (rest + received).split(b"\n")
             for line in lines:
@@ -382,7 +384,7 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _is_closed(connection: socket.socket) -> bool:
-    """Whether the other end has closed: it never sends anything after its request."""
+    """Return whether the other end has closed: it never sends anything after its request."""
     try:
         return bool(select.select([connection], [], [], 0)[0])
     except (OSError, ValueError):

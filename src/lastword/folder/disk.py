@@ -1,6 +1,6 @@
-"""The few things that the log does to a local disk, each with the syncs that make it last.
+"""The few operations of the log on a local disk, each with the syncs that make it durable.
 
-Tests replace `fdatasync` and `write` here to see what a failing or lossy disk does.
+Tests replace `fdatasync` and `write` here to simulate a failing or lossy disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
 
 
 def write_pieces(fd: int, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
-    """Write pieces behind each other, many with one call."""
+    """Write pieces one after the other, many with one call."""
     if len(pieces) == 1:
         write_all(fd, pieces[0])
         return
@@ -48,17 +48,17 @@ def sync_data(fd: int) -> None:
 
 
 def begin_write_out(fd: int, position: int, size_bytes: int) -> None:
-    """Have the system begin to write a part of a file to the disk, where it can be told to; nothing is waited for.
+    """Tell the system to begin writing a part of a file to disk, if it supports that. Don't wait for it.
 
-    A large file that is synced only at its end holds up every other sync on the same file system while it is written.
+    A large file that is synced only at its end delays every other sync on the same file system while it is written.
     """
     if _sync_file_range is not None:
-        # Whether it worked is of no importance: the sync that counts comes later.
+        # Failure does not matter: the sync that counts comes later.
         _sync_file_range(fd, ctypes.c_int64(position), ctypes.c_int64(size_bytes), _SYNC_FILE_RANGE_WRITE)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last."""
+    """Make the names in a folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fsync(fd)
@@ -67,13 +67,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it, synced, so that a file in it can't lose its way."""
+    """Create a folder and its parents, synced, so that a file in it can't become unreachable."""
     for attempt in range(_FOLDER_ATTEMPTS):
         try:
             _make_missing(folder)
             return
         except FileNotFoundError:
-            # Somebody who is done with another folder beside it has just removed the empty one above both.
+            # Another process that removed a sibling folder has just removed the empty parent too.
             if attempt == _FOLDER_ATTEMPTS - 1:
                 raise
 
@@ -90,7 +90,7 @@ def _make_missing(folder: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a small file so that, after any crash, it is the old one or the new one, whole."""
+    """Write a small file so that, after any crash, either the old or the new version is there, complete."""
     temporary = path.with_name(path.name + ".tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:

@@ -1,16 +1,16 @@
-"""`IDENTITY` in the data folder: which folder this is, and where it lives.
+"""`IDENTITY` in the data folder: the id of the folder, and its path.
 
-Iceberg's paths are absolute, so the tables of a folder that was copied name the files of the original. Whoever opens
-a folder first compares the place in its identity with where the folder is now:
+Iceberg's paths are absolute, so the tables of a copied folder name the files of the original. Before a process uses a
+folder, it compares the path in the identity with the folder's path now:
 
-- the same place, also by another name (a symlink, a bind mount): it is *home*;
-- another one, and a folder with the same id is still at the old place: it is a *copy*, and nobody may use it before
-  `lastword relocate` has made it a folder of its own;
-- another one, and nothing of that id is at the old place: it was *moved*, and has to be relocated.
+- the same place, maybe by another name (a symlink, a bind mount): it is *home*;
+- another place, and a folder with the same id is still at the old one: it is a *copy*, and must not be used before
+  `lastword relocate` has made it a separate folder;
+- another place, and no folder with that id is at the old one: it was *moved*, and has to be relocated.
 
-The *incarnation* counts the openings for writing of a folder whose catalog or warehouse is shared (ownership.py).
-A relocation notes the id that a copy will have before it changes anything else, so that one that was killed goes on
-with the same id.
+The *incarnation* counts how often a folder whose catalog or warehouse is shared was opened for writing (ownership.py).
+A relocation notes the new id of a copy before it changes anything else, so that an interrupted relocation resumes with
+the same id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lastword.folder.paths import IDENTITY_FILE
 
 
 class Standing(StrEnum):
-    """How a folder stands to its identity."""
+    """The relation of a folder to the identity noted in it."""
 
     UNKNOWN = "unknown"
     HOME = "home"
@@ -37,35 +37,35 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a data folder is: its id, the real path that it lives at, and its incarnation."""
+    """The identity of a data folder: its id, its real path, and its incarnation."""
 
     id: str
     path: str
     incarnation: int = 0
     token: str = ""
-    """Tells this incarnation from one of the same number that a clone of the folder has taken."""
+    """Distinguishes this incarnation from one of the same number that a clone of the folder has taken."""
     becoming: str | None = None
     """The id that a copy at `becoming_path` gets when its relocation is done."""
     becoming_path: str | None = None
 
 
 def new_identity(folder: Path) -> Identity:
-    """An identity that no folder has had, for a folder that lives where it is."""
+    """Return a new, unique identity for a folder at its current place."""
     return Identity(id=new_uuid().hex, path=str(folder.resolve()))
 
 
 def load(folder: Path) -> Identity | None:
-    """The identity that is noted in a folder; None if it has none, as one of the first version."""
+    """Load the identity of a folder; None if it has none, like folders of the first version."""
     return state_file.load(
         folder / IDENTITY_FILE,
         lambda saved: Identity(**saved),
-        f"So it is not known whether {folder} is a copy of another folder. If it is none, remove the file and open the "
+        f"So it is not known whether {folder} is a copy of another folder. If it is not, remove the file and open the "
         f"folder for writing: it gets a new identity.",
     )
 
 
 def save(folder: Path, identity: Identity) -> Identity:
-    """Note an identity so that it outlasts a power cut."""
+    """Save an identity so that it survives a power failure."""
     path = folder / IDENTITY_FILE
     try:
         state_file.save(path, asdict(identity), indent=1)
@@ -75,7 +75,7 @@ def save(folder: Path, identity: Identity) -> Identity:
 
 
 def standing(folder: Path, identity: Identity | None) -> Standing:
-    """How a folder stands to an identity that is noted in it."""
+    """Return the relation of a folder to the identity noted in it."""
     if identity is None:
         return Standing.UNKNOWN
     original = Path(identity.path)
@@ -84,13 +84,13 @@ def standing(folder: Path, identity: Identity | None) -> Standing:
     try:
         there = load(original)
     except (CorruptError, StorageError):
-        # Something is there that can't be read: taking it for the original can be put right, the opposite can't.
+        # Something unreadable is there. Taking it for the original by mistake can be corrected, the opposite can't.
         return Standing.COPY
     return Standing.COPY if there is not None and there.id == identity.id else Standing.MOVED
 
 
 def is_same_place(one: Path, other: Path) -> bool:
-    """Whether two paths lead to the same folder, whatever they are called."""
+    """Return whether two paths lead to the same folder, whatever their names are."""
     try:
         return os.path.samestat(one.stat(), other.stat())
     except OSError:
@@ -98,7 +98,7 @@ def is_same_place(one: Path, other: Path) -> bool:
 
 
 def refuse_copy(folder: Path) -> None:
-    """Raise if a folder is a copy of one that is still there."""
+    """Raise ForeignFolderError if a folder is a copy of one that still exists."""
     identity = load(folder)
     if identity is not None and standing(folder, identity) is Standing.COPY:
         raise copy_error(folder, identity.path)
@@ -107,19 +107,19 @@ def refuse_copy(folder: Path) -> None:
 def copy_error(folder: Path, original: str) -> ForeignFolderError:
     return ForeignFolderError(
         f"{folder} is a copy of {original}, which is still there: its tables name the files of {original}. "
-        f"`lastword relocate --data {folder}` makes it a folder of its own; until then it is neither read nor changed."
+        f"`lastword relocate --data {folder}` makes it a separate folder; until then it can't be read or changed."
     )
 
 
 def moved_error(folder: Path, original: str) -> ForeignFolderError:
     return ForeignFolderError(
         f"{folder} has been moved here from {original}, and its tables still name that place. "
-        f"`lastword relocate --data {folder}` rewrites them, or open it once for writing."
+        f"Run `lastword relocate --data {folder}` to rewrite them, or open it once for writing."
     )
 
 
 def relocated(folder: Path, identity: Identity, *, new_id: str | None) -> Identity:
-    """The identity that a folder has after its relocation; with a new id it is another folder than before."""
+    """Return the identity of a folder after its relocation. With a new id it is a different folder."""
     here = str(folder.resolve())
     if new_id is None:
         return replace(identity, path=here, becoming=None, becoming_path=None)

@@ -1,7 +1,7 @@
-"""Erasures that were asked for and are not done: `erasing/<topic id>.json`, one a topic.
+"""Erasures that were requested and are not done: `erasing/<topic id>.json`, one per topic.
 
-An intent has the keys and, for each time that some were asked for, where the partitions ended then: records from there
-on are new ones and stay. It holds keys itself, so it goes when the erasure is done.
+An intent has, for each request, the keys and the log ends of the partitions at that time: records from there on are
+new and stay. The file holds keys itself, so it is removed when the erasure is done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lastword.folder.steps import reached
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Keys whose records below `ends`, by partition, are to be erased. Partitions that were added since have none."""
+    """Keys whose records below `ends`, by partition, must be erased. Partitions that were added since have none."""
 
     keys: tuple[bytes, ...]
     ends: tuple[int, ...]
@@ -31,13 +31,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """What is to be erased from a topic."""
+    """The records that must be erased from a topic."""
 
     topic: str
     topic_id: str
     wanted: tuple[Wanted, ...]
     held: tuple[int, ...] | None = None
-    """None: the files have yet to be rewritten. Else the snapshots that still had records of the keys after that,
+    """None: the files have yet to be rewritten. Else the snapshots that still had records of the keys afterwards,
     because another engine's tag or branch kept them."""
 
     @property
@@ -45,12 +45,12 @@ class Intent:
         return tuple(dict.fromkeys(key for each in self.wanted for key in each.keys))
 
     def end(self, partition: int) -> int:
-        """Return the offset below which records of a partition may have to go."""
+        """Return the offset below which records of a partition may have to be erased."""
         return max(each.end(partition) for each in self.wanted)
 
 
 def add_intent(data_folder: Path, wanted: Intent) -> Intent:
-    """Note an erasure, beside those of the topic that are not done; one that is damaged is replaced."""
+    """Note an erasure in addition to unfinished ones of the topic. Replace a damaged note."""
     path = _path(data_folder, wanted.topic_id)
     disk.make_folder(path.parent)
     try:
@@ -85,12 +85,12 @@ def list_intents(data_folder: Path) -> list[Path]:
 
 
 def load_intent(path: Path) -> Intent | None:
-    """Return an intent; None if it is gone. CorruptError if it can't be understood."""
+    """Return an intent; None if it is gone. Raise CorruptError if it can't be parsed."""
     return state_file.load(
         path,
         _intent_from,
-        "So which keys were to be erased is not known. Erase them again with `lastword erase`, which replaces the file, or "
-        "remove it.",
+        "So it is not known which keys were to be erased. Erase them again with `lastword erase`, which replaces the "
+        "file, or remove it.",
     )
 
 
@@ -110,7 +110,7 @@ def forget_intent(data_folder: Path, topic_id: str) -> None:
 
 
 def unfinished_intents(data_folder: Path) -> list[Path]:
-    """What is left of intents whose writing was cut short. They count for nothing, but have keys in them."""
+    """Return half-written intents. They have no effect, but contain keys."""
     return sorted((data_folder / ERASING_FOLDER).glob("*.tmp"))
 
 

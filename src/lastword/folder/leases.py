@@ -1,9 +1,9 @@
-"""Leases: how jobs and replays keep the collector away from the files that they are using.
+"""Leases: how jobs and replays keep the collector away from the files that they use.
 
-A job (sealing, compaction) writes files that nothing names until it commits; a replay reads files of a snapshot
-that may expire. Each holds a lease, a small file with an end, which a thread renews. Expiry and collection
-honour every live lease. A process that dies stops renewing, and its lease ends by itself; a job that was
-stopped for longer than that finds its lease lapsed, and must not commit.
+A job (sealing, compaction) writes files that nothing references until it commits. A replay reads files of a snapshot
+that may expire. Each holds a lease, a small file with an expiry time that a thread renews. Expiry and collection
+honour every live lease. When a process dies, its leases expire by themselves. A job that was stopped for longer than
+its lease lasts finds it lapsed, and must not commit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Who uses files of a topic, until when. A job has no snapshot: its id is in the names of its files."""
+    """The use of a topic's files until a time. A job has no snapshot: the lease's id is in the names of its files."""
 
     id: str
     topic_id: str
@@ -36,16 +36,16 @@ class Lease:
 
 
 def live_leases(data_folder: Path, now_ms: int) -> list[Lease]:
-    """The leases that have not ended."""
+    """Return the leases that have not expired."""
     return [lease for lease, _ in _load_all(data_folder) if lease.expires_ms > now_ms]
 
 
 def sweep(data_folder: Path, before_ms: int) -> None:
-    """Forget leases that ended before a time."""
+    """Remove leases that expired before a time."""
     lapsed = {path: lease.expires_ms for lease, path in _load_all(data_folder)}
     for path in (data_folder / LEASES_FOLDER).glob("*"):
         with suppress(FileNotFoundError):
-            # One that a killed process was still writing, or that a power cut damaged, says nothing of its end.
+            # A lease that is half-written, or damaged by a power failure, does not say when it expires.
             ended_ms = lapsed.get(path, path.stat().st_mtime_ns // 1_000_000)
             if ended_ms < before_ms:
                 path.unlink()
@@ -72,7 +72,7 @@ class HeldLease:
         return self._lease.id
 
     def check(self) -> None:
-        """LeaseLapsedError if the lease has ended, so that the collector may have taken the files."""
+        """Raise LeaseLapsedError if the lease has expired, because the collector may have removed the files."""
         if self._keeper.clock.now_ms() >= self._lease.expires_ms:
             raise LeaseLapsedError(
                 f"The {self._lease.job} job {self._lease.id} was stopped for longer than its lease lasts, "
@@ -82,10 +82,10 @@ class HeldLease:
     def renew(self) -> None:
         now_ms = self._keeper.clock.now_ms()
         if self._lease.snapshot_id is None and now_ms >= self._lease.expires_ms:
-            # A job's lease that has lapsed stays so, or `check` would not find out.
+            # A lapsed lease of a job stays lapsed, or `check` would miss it.
             return
         renewed = replace(self._lease, expires_ms=now_ms + self._keeper.ttl_ms)
-        # Others see it first: a lease that could not be written is not renewed.
+        # The file comes first: a lease that could not be written is not renewed.
         self._keeper.write(renewed)
         self._lease = renewed
 
@@ -100,7 +100,7 @@ class HeldLease:
 
 
 class LeaseKeeper:
-    """The leases of this process, and the thread that renews them while there are any."""
+    """The leases of this process, and the thread that renews them."""
 
     def __init__(self, data_folder: Path, clock: Clock, ttl_ms: int) -> None:
         self.clock = clock
@@ -140,7 +140,7 @@ class LeaseKeeper:
                 (self._folder / f"{held.id}.json").unlink(missing_ok=True)
 
     def write(self, lease: Lease) -> None:
-        # Not synced: no lease needs to outlive the machine, because no job does.
+        # Not synced: no lease needs to survive a crash of the machine, because no job does.
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{lease.id}.json"
         temporary = path.with_suffix(".tmp")
@@ -154,7 +154,7 @@ class LeaseKeeper:
                     try:
                         held.renew()
                     except OSError as error:
-                        # It will lapse; then its job stops at `check` and a replay looks at the table again.
+                        # It will lapse. Then its job stops at `check`, or its replay looks at the table again.
                         logger.warning("could not renew lease %s: %s", held.id, error)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 *writer*: appends, rolls, and changes topics. *maintenance*: seals, applies retention, deletes and collects. *worker*:
 does that in the background. *backup*: makes a backup.
-The locks are flocks, so that the kernel gives them back when a process dies; the file says who holds it.
+The locks are flocks, so the kernel releases them when a process dies. The file names the holder.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _command: str | None = None
 
 
 def name_command(command: str) -> None:
-    """Say what this process does, for those who find a role taken.
+    """Set the command of this process, for processes that find a role taken.
 
-    Commands, never arguments: keys that are erased, or records, would stay in lock files, logs and error messages.
+    Only the command, never arguments: erased keys or records would stay in lock files, logs and error messages.
     """
     global _command
     _command = command
@@ -58,9 +58,9 @@ class RoleLock:
     def acquire(
         cls, data_folder: Path, role: Role, clock: Clock, *, channel: str | None = None, brief: bool = False
     ) -> RoleLock:
-        """LockedError, which names the holder, if another process (or another open log) has the role.
+        """Acquire a role. Raise LockedError, which names the holder, if another process or another open log has it.
 
-        `channel` is where the holder can be asked for something. `brief` says that it will be given back at
+        `channel` is the path where the holder takes requests. `brief` says that the role will be released at
         once, so that others wait for it instead of failing.
         """
         folder = data_folder / LOCKS_FOLDER
@@ -72,7 +72,7 @@ class RoleLock:
             if try_flock(fd):
                 break
             held_by = _parse(os.pread(fd, 4096, 0))
-            # One who has it and is not named yet, or no longer, may be a brief one.
+            # A holder that is not named yet, or no longer, may be a brief one.
             is_named = bool(held_by) and not _is_gone(held_by)
             if (held_by.get("brief") or not is_named) and waited_ms < BRIEF_WAIT_MS:
                 clock.sleep_ms(20)
@@ -95,13 +95,13 @@ class RoleLock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps(me).encode(), 0)
         except OSError as error:
-            # The lock holds all the same: a full disk must not keep anyone from opening the log.
-            logger.warning("could not note in %s who holds it: %s", path, error)
+            # The lock is held all the same: a full disk must not prevent opening the log.
+            logger.warning("could not note the holder in %s: %s", path, error)
         return cls(fd, role)
 
     def release(self) -> None:
         if self._fd is not None:
-            # The content goes first: a file that names nobody is better than one that names the wrong one.
+            # The content is removed first: a file without a name is better than one with the wrong name.
             os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = None
@@ -114,7 +114,7 @@ class RoleLock:
 
 
 def try_flock(fd: int, *, shared: bool = False) -> bool:
-    """Take the lock of an open file, which is held until the file is closed; False if another one has it."""
+    """Lock an open file until it is closed. Return False if it is locked already."""
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -123,7 +123,7 @@ def try_flock(fd: int, *, shared: bool = False) -> bool:
 
 
 def writer_channel(data_folder: Path) -> str | None:
-    """Where the writer of a data folder says that it can be asked; it may be gone."""
+    """Return the path where the writer of a data folder takes requests, as its lock file says. It may be gone."""
     try:
         return _parse((data_folder / LOCKS_FOLDER / f"{Role.WRITER}.lock").read_bytes()).get("channel")
     except FileNotFoundError:
@@ -131,9 +131,9 @@ def writer_channel(data_folder: Path) -> str | None:
 
 
 def holder(data_folder: Path, role: Role) -> str | None:
-    """Who says that they hold a role, for people to read; None if nobody does, or they are gone.
+    """Return a readable description of the holder of a role, as its lock file says; None if there is none or it is gone.
 
-    The lock itself is not tried: whoever wants it just then would be refused.
+    The lock itself is not tried: a process that wants it at that moment would be refused.
     """
     try:
         found = _parse((data_folder / LOCKS_FOLDER / f"{role}.lock").read_bytes())
@@ -145,7 +145,7 @@ def holder(data_folder: Path, role: Role) -> str | None:
 
 
 def _is_gone(holder: dict[str, Any]) -> bool:
-    """Whether who is named is a process of this machine that has ended."""
+    """Return whether the named holder is a process of this machine that has ended."""
     return holder.get("host") == socket.gethostname() and not is_running(holder.get("pid"))
 
 

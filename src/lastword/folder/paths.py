@@ -1,28 +1,28 @@
-"""Where things are in a data folder. Nothing else in the package knows the name of a file or a folder in it.
+"""The layout of a data folder. Nothing else in the package knows the name of a file or a folder in it.
 
-lastword.yaml         settings, if there is no other file given; the user's
+lastword.yaml         the user's settings, unless another file is given
 FORMAT                the version of this layout
-IDENTITY              which folder this is, and where it lives
-RESTORING             there while a backup is being restored to the folder
-cluster.id            what Kafka clients are told of the cluster
+IDENTITY              the id of this folder, and its path
+RESTORING             exists while a backup is being restored to the folder
+cluster.id            the cluster id that Kafka clients are told
 broker.settings.json  settings that Kafka clients have changed
-producer.ids          which ids of idempotent producers have been given
+producer.ids          the ids of idempotent producers that have been assigned
 uptime.json           when the log was maintained, and when it was not
-worker.json           what the worker did, and where its next life goes on
-locks/                who is the writer, who does maintenance
+worker.json           the status of the worker, from which its next start continues
+locks/                the holders of the writer, maintenance and other roles
 run/                  the server that holds the folder
 leases/               jobs and replays that are running
-wal/                  the write-ahead logs (lastword.wal says what is in one); beside those of a topic, in `owned.json`,
+wal/                  the write-ahead logs (lastword.wal describes one), and for each topic an `owned.json` with
                           the incarnations of this folder that its table may name
-staging/              units that are on their way to a WAL; `committed.json` says which was the last
+staging/              units that are on their way to a WAL; `committed.json` has the number of the last one
 catalog.db            the catalog of the tables (SQLite), unless the settings name another one
 warehouse/            the sealed segments, unless the settings name another place
 readers/              the positions that named readers, and in groups/ consumer groups, have committed
-connect/              of each source: `unit.json` (its position), `status.json`, `groups.json`, and its locks
-creating/             topics whose creation has been asked for and is not done yet
-deleting/             topics whose deletion has been asked for and is not done yet
-erasing/              keys that have been asked to be erased and are not yet
-logs/                 what Spark says
+connect/              for each source: `unit.json` (its position), `status.json`, `groups.json`, and its locks
+creating/             topics whose creation was requested and is not done yet
+deleting/             topics whose deletion was requested and is not done yet
+erasing/              keys whose erasure was requested and is not done yet
+logs/                 the output of Spark
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ LOGS_FOLDER: Final = "logs"
 
 
 def wal_folder(data_folder: Path, name: str, topic_id: UUID) -> Path:
-    """Where the WALs of a topic's partitions are."""
+    """Return the folder of the WALs of a topic's partitions."""
     namespace, rest = split_name(name)
     return data_folder / WAL_FOLDER / namespace / rest / topic_id.hex
 
 
 def foreign_wal_folder(data_folder: Path, topic_id: UUID) -> Path:
-    """Where the WALs of a topic that another data folder owns would be here. Nothing is ever written there."""
+    """Return the folder for the WALs of a topic that another data folder owns. Nothing is ever written there."""
     return data_folder / WAL_FOLDER / ".foreign" / topic_id.hex
 
 
@@ -89,5 +89,5 @@ def spark_log(data_folder: Path) -> Path:
 
 
 def notes(folder: Path) -> list[Path]:
-    """The notes in a folder, but for those that are being written: these say nothing yet."""
+    """Return the notes in a folder, except half-written ones: these mean nothing yet."""
     return sorted(note for note in folder.iterdir() if not note.suffix) if folder.exists() else []

@@ -1,4 +1,4 @@
-"""Errors as data: what goes over a wire as a name and a message comes back as the error that it was."""
+"""Errors as data: an error is sent as a name and a message, and received as the same error."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from lastword import errors
 from lastword.errors import CorruptError, LastwordError, PartlyAppendedError, UnavailableError
 
 Problem = dict[str, Any]
-"""`error`: the name of the class; `message`; of a CorruptError also `path` and `offset`, of a PartlyAppendedError
+"""`error`: the name of the class; `message`; for a CorruptError also `path` and `offset`, for a PartlyAppendedError
 `appended`: by partition the first and the last offset."""
 
 
 def to_problem(error: LastwordError) -> Problem:
-    """An error as data. A class that is not in the tree of errors.py goes as the first of its parents that is."""
+    """Return an error as data. A class that is not in errors.py is sent as its first parent class that is."""
     problem: Problem = {"error": _public_name(type(error)), "message": str(error)}
     if isinstance(error, CorruptError):
         problem |= {"path": error.path, "offset": error.offset}
@@ -23,7 +23,7 @@ def to_problem(error: LastwordError) -> Problem:
 
 
 def from_problem(problem: Problem) -> LastwordError:
-    """The error that `to_problem` was given; an UnavailableError if the name is not known here."""
+    """Return the error that `to_problem` was given; an UnavailableError if its name is unknown here."""
     message = str(problem.get("message", "")) or "an error without a message"
     kind = getattr(errors, str(problem.get("error")), None)
     if kind is CorruptError:

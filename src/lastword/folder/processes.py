@@ -1,4 +1,4 @@
-"""Whether a process is still there that a file names."""
+"""Tells whether a process that a file names is still running."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process was started, in the kernel's ticks; None if there is none of that number, 0 if nobody can say."""
+    """Return when a process was started, in kernel ticks; None if there is no such process, 0 if that is unknown."""
     try:
         # The command's name, in parentheses, may have spaces.
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        # One that has ended and is not waited for yet is gone.
+        # A process that has ended and is not waited for yet counts as gone.
         return None if state in "ZX" else int(rest[18])
     except (FileNotFoundError, ProcessLookupError):
         if Path("/proc/self/stat").exists():
@@ -28,9 +28,9 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_running(pid: object, started: int | None = None) -> bool:
-    """Whether a process of this machine is there.
+    """Return whether a process is running on this machine.
 
-    With `started`, in ticks, it must be the one that was started then, not another that has got its number since.
+    With `started`, in ticks, it must be the one that was started then, not another one with a reused pid.
     """
     found = start_ticks(pid) if isinstance(pid, int) else None
     return found is not None and (started is None or found == started)

@@ -1,8 +1,8 @@
-"""`run/server.json` in the data folder: which server holds it, where it listens, how its processes are doing.
+"""`run/server.json` in the data folder: the server that holds it, its addresses, and the state of its processes.
 
-The supervisor of `lastword serve` writes it and removes it when it ends. Until the server is ready there is
-`run/starting.json` in its place. A supervisor that was killed leaves its file behind, so whoever reads it looks whether
-that process is still there.
+The supervisor of `lastword serve` writes it, and removes it when it ends. Until the server is ready there is
+`run/starting.json` in its place. A killed supervisor leaves its file behind, so readers check whether that process is
+still running.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from lastword.folder.processes import is_running, start_ticks
 
 _NEW = frozenset({CONFIG_FILE, f"{FORMAT_FILE}.tmp", RUN_FOLDER})
 _LOCAL = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-"""Where to ask somebody on this machine who listens everywhere."""
+"""The local address of a server that listens on all addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildProcess:
-    """A process of the server. Without a pid it is not running just now."""
+    """A process of the server. Without a pid it is not running now."""
 
     pid: int | None = None
     since_ms: int | None = None
     restarts: int = 0
     last_end: str | None = None
-    """How it ended the last time it did so by itself."""
+    """How it ended the last time that it ended by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +45,10 @@ class RunningServer:
     since_ms: int
     kafka: str
     admin: str
-    """host:port, as it is bound; `admin_url` is where to ask."""
+    """The bound host:port. Use `admin_url` for requests."""
     token_file: str | None = None
     folder: str | None = None
-    """The data folder that it holds: a copy of that folder has a copy of this file, too."""
+    """The data folder that it holds, noted because a copy of that folder also has a copy of this file."""
     children: dict[str, ChildProcess] = field(default_factory=dict)
 
     @property
@@ -58,19 +58,19 @@ class RunningServer:
 
     @property
     def kafka_address(self) -> str:
-        """Where a client on this machine finds its Kafka endpoint."""
+        """The address of its Kafka endpoint for a client on this machine."""
         host, _, port = self.kafka.rpartition(":")
         return f"{_LOCAL.get(host, host)}:{port}"
 
     @property
     def is_running(self) -> bool:
-        """Whether that process is on this machine, and is the one that wrote the file."""
+        """Whether the process runs on this machine and is the one that wrote the file."""
         return _is_here(self.host) and is_running(self.pid, self.start_ticks or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingServer:
-    """A server that is not ready yet, and what its supervisor waits for."""
+    """A server that is not ready yet, and what it waits for."""
 
     pid: int
     host: str
@@ -85,7 +85,7 @@ class StartingServer:
 
 
 def strangers(data_folder: Path) -> list[str]:
-    """What is in a folder that keeps a log from being begun there; nothing in one that is new."""
+    """Return the files in a folder that prevent creating a log there; none for a new folder."""
     try:
         return sorted(each.name for each in data_folder.iterdir() if each.name not in _NEW)
     except FileNotFoundError:
@@ -115,7 +115,7 @@ def this_process_starting(*, since_ms: int, waits_for: str) -> StartingServer:
 
 
 def save(data_folder: Path, server: RunningServer | StartingServer) -> None:
-    """Write a server's file; once it runs, the one that said that it was starting goes."""
+    """Write a server's file. For a running server, remove the file that said that it was starting."""
     folder = data_folder / RUN_FOLDER
     if isinstance(server, StartingServer):
         disk.make_folder(folder)
@@ -130,24 +130,24 @@ def save(data_folder: Path, server: RunningServer | StartingServer) -> None:
 
 
 def remove(data_folder: Path, pid: int) -> None:
-    """Remove the files that a server's supervisor wrote; those of another one stay."""
+    """Remove the files that a server's supervisor wrote. Those of another supervisor stay."""
     for found, name in ((load(data_folder), SERVER_FILE), (load_starting(data_folder), STARTING_FILE)):
         if found is None or found.pid == pid:
             (data_folder / RUN_FOLDER / name).unlink(missing_ok=True)
     if not (data_folder / FORMAT_FILE).exists():
-        # No log was begun.
+        # No log was created.
         with suppress(OSError):
             (data_folder / RUN_FOLDER).rmdir()
 
 
 def load(data_folder: Path) -> RunningServer | None:
-    """The server that is running on a data folder; None if there is none."""
+    """Return the server that is running on a data folder; None if there is none."""
     server = state_file.load_if_whole(data_folder / RUN_FOLDER / SERVER_FILE, _server_from)
     return server if server is not None and _is_of_here(server, data_folder) and server.is_running else None
 
 
 def load_starting(data_folder: Path) -> StartingServer | None:
-    """The server that is being started on a data folder; None if there is none."""
+    """Return the server that is starting on a data folder; None if there is none."""
     path = data_folder / RUN_FOLDER / STARTING_FILE
     server = state_file.load_if_whole(path, lambda saved: StartingServer(**saved))
     return server if server is not None and _is_of_here(server, data_folder) and server.is_running else None
@@ -159,7 +159,7 @@ def _server_from(saved: dict[str, Any]) -> RunningServer:
 
 
 def _is_of_here(server: RunningServer | StartingServer, data_folder: Path) -> bool:
-    """Whether the file was written for this folder, and did not come with a copy of another one."""
+    """Return whether the file was written for this folder, and is not from a copy of another one."""
     return server.folder is None or is_same_place(Path(server.folder), data_folder)
 
 

@@ -1,8 +1,8 @@
 """Small JSON files in a data folder: one way to read and write them, and one rule for damage.
 
-A file that is not there is None, and one that can't be read is a StorageError. One that is there and is not what was
-written is a CorruptError, which names it and says what to do; or, where everything in it can be found out again, it
-counts as not there (`load_if_whole`).
+A missing file is None, and one that can't be read is a StorageError. One whose content is not as it was written is a
+CorruptError, which names it and says what to do. If everything in it can be found out again, a damaged file counts as
+missing instead (`load_if_whole`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WRONG: Final = (ValueError, LookupError, TypeError, AttributeError)
-"""What the reading of content raises that nobody wrote like that."""
+"""The errors that parsing raises for content that Lastword has not written."""
 
 
 def load(path: Path, parse: Callable[[Any], T], way_out: str) -> T | None:
-    """What a file says. `parse` gets the JSON value; `way_out` says what to do about a file that is damaged."""
+    """Load a file. `parse` gets the JSON value. `way_out` says what to do about a damaged file."""
     try:
         return parse(json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
@@ -37,21 +37,21 @@ def load(path: Path, parse: Callable[[Any], T], way_out: str) -> T | None:
 
 
 def load_if_whole(path: Path, parse: Callable[[Any], T]) -> T | None:
-    """What a file says; None also if it is damaged."""
+    """Load a file; None if it is missing or damaged."""
     try:
-        return load(path, parse, "It counts as not there.")
+        return load(path, parse, "It is treated as missing.")
     except CorruptError as error:
         logger.warning("%s", error)
         return None
 
 
 def save(path: Path, content: Any, *, indent: int | None = None) -> None:
-    """Write a file so that, after any crash, it is the old one or the new one. OSError if it can't be written."""
+    """Write a file so that, after any crash, the old or the new version is there. Raise OSError if that fails."""
     disk.replace_file(path, json.dumps(content, indent=indent).encode())
 
 
 def _shown(error: Exception) -> str:
-    """Without anything of the content: it may be keys that are to be erased."""
+    """Return the text of an error, without any of the content: it may be keys that are to be erased."""
     return (
         str(error)
         if isinstance(error, json.JSONDecodeError)

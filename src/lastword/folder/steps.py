@@ -1,7 +1,7 @@
 """Named steps of the work that must survive a crash between any two of them.
 
-`reached(name)` stands after each step that changes something on disk. It does nothing, until a crash test
-installs a hook that kills the process there.
+`reached(name)` follows each step that changes something on disk. It does nothing unless a crash test installs a hook
+that kills the process there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ def reached(name: str) -> None:
 
 
 def install(hook: Callable[[str], None] | None) -> None:
-    """Call `hook` with the name of each step from now on; None ends it."""
+    """Call `hook` with the name of each step from now on. None removes the hook."""
     global _hook
     _hook = hook

@@ -1,18 +1,18 @@
-"""The log: topics, their partitions, and who may do what to them.
+"""The log: topics, their partitions, and the operations that each process may perform on them.
 
-log.py            a log: whoever opens it, what may be asked of it, who may do so
-topics.py         its topics: those that are open, those in the catalog; creating, altering, deleting
-jobs.py           what is done to all topics: retention, compaction, erasure, verification
-worker.py         when that is done in the background
+log.py            a log: opening it, the operations on it, and the roles that they need
+topics.py         its topics, open and in the catalog: creating, altering, deleting them
+jobs.py           jobs over all topics: retention, compaction, erasure, verification
+worker.py         runs those jobs in the background when they are due
 topic.py          a topic, which spreads appends over its partitions, reads and seals them
-partition.py      a partition: its WAL and whoever writes it, its readers, what planning must know of it
-routing.py        which partition a record goes to
-appending.py      how batches get into partitions, and what is acknowledged
-encoding.py       records as record batches, and what must hold for a batch
-describing.py     what a topic is and where its records are
-lifecycle.py      how topics begin and end
-measuring.py      what is exported of each topic as metrics
-announcements.py  how a job tells the writer's process of a commit before it makes it
+partition.py      a partition: its WAL and writer, its readers, the facts that planning needs
+routing.py        chooses the partition of a record
+appending.py      writes batches to partitions and acknowledges them
+encoding.py       records as record batches, and the checks that a batch must pass
+describing.py     a description of a topic and of where its records are
+lifecycle.py      creates and deletes topics so that a crash leaves nothing half done
+measuring.py      the metrics of each topic
+announcements.py  how a job announces a commit to the writer's process before it makes it
 """
 
 from lastword.log.jobs import MaintenanceReport

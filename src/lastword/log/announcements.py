@@ -1,16 +1,16 @@
-"""Tells the process that serves a log's records of every commit that takes some of them away, before it is made.
+"""Announces every commit that removes records to the process that serves the log, before the commit is made.
 
 A broker answers fetches from its WAL and from memory. A record that a commit removes from the table may still be in
-both. So each such commit goes by these steps, in whichever process it is made:
-1. the writer's process is told which offsets the commit is about, and from then on looks at the table before it
-   answers a fetch of one of them;
-2. the commit is made, or fails;
-3. the writer's process is told that it is over. It looks at the table once more and takes note of what it finds; the
-   job goes on only after that.
+both. So each such commit takes these steps, in whichever process it is made:
+1. the job tells the writer's process which offsets the commit affects. From then on that process looks at the table
+   before it answers a fetch of one of them;
+2. the job makes the commit, or fails;
+3. the job tells the writer's process that the commit is over. That process looks at the table once more and notes what
+   it finds. Only then does the job continue.
 
-Killed between 1 and 3, the job's connection breaks, which is step 3. Where no writer is running nobody serves
-anything. A writer, or a listener of it, that begins between 1 and 3 may have looked at the table before the commit: it is
-told of both steps after it.
+If the job is killed between 1 and 3, its connection breaks, which counts as step 3. Without a running writer nothing is
+served. A writer or listener that starts between 1 and 3 may have looked at the table before the commit: it is told of
+both steps afterwards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lastword.segments.model import Announce, PendingCommit
 
 
 class Announcements:
-    """The listeners of a log that is its folder's writer, and the way to the writer for every other log."""
+    """Announces commits: to the listeners if this log is its folder's writer, otherwise to the writer."""
 
     def __init__(self, data_folder: Path, *, is_writer: bool) -> None:
         self._data_folder = data_folder
@@ -35,7 +35,7 @@ class Announcements:
         self._listeners: list[Announce] = []
 
     def listen(self, listener: Announce) -> None:
-        """Have every commit announced to `listener`, on the thread that makes it or on a thread of the channel."""
+        """Announce every commit to `listener`, on the thread that makes it or on a thread of the channel."""
         self._listeners.append(listener)
 
     def stop_listening(self, listener: Announce) -> None:
@@ -43,7 +43,7 @@ class Announcements:
 
     @contextmanager
     def announce(self, commit: PendingCommit) -> Iterator[None]:
-        """Tell whoever serves the records, on entry and on exit."""
+        """Tell the process that serves the records, on entry and on exit."""
         if self._is_writer:
             with self._listeners_told(commit):
                 yield
@@ -86,7 +86,7 @@ class Announcements:
 
     @contextmanager
     def held(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Answer another process that announces a commit; left when that commit is over."""
+        """Answer another process that announces a commit. The context exits when that commit is over."""
         floors = dict(request["floors"])
         with self.announce(PendingCommit(topic_id=UUID(request["topic_id"]), floors=floors)):
             yield {"noted": True}

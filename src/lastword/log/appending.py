@@ -1,4 +1,4 @@
-"""How checked batches get into the partitions of a topic, and what is acknowledged of them."""
+"""Checks batches, writes them to the partitions of a topic, and acknowledges them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def append_batches(
     limits: Limits,
     check_owned: Callable[[], None],
 ) -> dict[int, range]:
-    """Check all batches, then write them; the offsets that those of each partition got together."""
+    """Check all batches, then write them. Return the offset range that the batches of each partition got."""
     for own in batches.values():
         for data in own:
             batch.validate(data, limits)
     writers = {partition: writer(partition) for partition in batches}
     for each in writers.values():
-        # Before anything is written: then nothing is.
+        # Checked before anything is written, so that nothing is.
         if each.failed is not None:
             raise WriteFailedError(each.failed)
     offsets: dict[int, range] = {}
@@ -44,7 +44,7 @@ def append_batches(
         except LastwordError as error:
             failed = failed or error
             del offsets[partition]
-    # A sync may take long: what was lost meanwhile is not acknowledged.
+    # A sync may take long. If another folder took the topic meanwhile, nothing is acknowledged.
     check_owned()
     metrics.RECORDS_APPENDED.labels(topic).inc(sum(map(len, offsets.values())))
     metrics.BYTES_APPENDED.labels(topic).inc(sum(len(data) for each in offsets for data in batches[each]))
@@ -61,7 +61,10 @@ def append_produced(
     limits: Limits,
     check_owned: Callable[[], None],
 ) -> int:
-    """Append one batch as a Kafka producer made it, unless it is there already; the offset of its first record."""
+    """Append one batch as a Kafka producer made it, unless the log has it already.
+
+    Return the offset of its first record.
+    """
     batch.validate(data, limits)
     header = batch.read_header(data)
     assert header is not None
@@ -87,6 +90,6 @@ def _partly(
     left = ", ".join(map(str, sorted(others)))
     return PartlyAppendedError(
         f"The records for partition {places} were appended, those for partition {left} were not acknowledged: {failed} "
-        f"Send only the latter again; of a partition that has failed, some may turn out to be in the log.",
+        f"Resend only the latter; some records of a failed partition may turn out to be in the log.",
         appended={each: (own.start, own.stop - 1) for each, own in appended.items()},
     )

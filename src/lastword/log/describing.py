@@ -1,4 +1,4 @@
-"""What a topic is and where its records are, as of one snapshot."""
+"""A description of a topic and of where its records are, as of one snapshot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionDescription:
-    """A partition: its positions, what is sealed, what is in the WAL, and what is wrong, if anything."""
+    """A partition: its positions, its sealed segments, its WAL, and its problem, if it has one."""
 
     partition: int
     log_start: int
@@ -36,7 +36,7 @@ class PartitionDescription:
     due: str | None
     """Why compaction is due, or None."""
     estimate: plan.Estimate | None
-    """An estimate of what a compaction would reclaim, if one was asked for and the topic is compacted."""
+    """An estimate of what a compaction would reclaim, if requested and the topic is compacted."""
     last_run: LastRun | None
     leader_epoch: int
     problem: str | None
@@ -44,7 +44,7 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDescription:
-    """A topic: what it is, what holds for it, where its sealed files are, and its partitions."""
+    """A topic: its identity, its settings, the location of its sealed files, and its partitions."""
 
     name: str
     id: UUID
@@ -65,7 +65,7 @@ def describe(
     distinct: plan.Distinct | None,
     now_ms: int,
 ) -> TopicDescription:
-    """Describe a topic. With `distinct` its compacted partitions have an estimate of what a run would reclaim."""
+    """Describe a topic. With `distinct`, estimate what a run would reclaim if the topic is compacted."""
     if not topic.settings.compacts:
         distinct = None
     return TopicDescription(

@@ -1,4 +1,4 @@
-"""Records as a producer in this process gives them, as Kafka record batches; and what must hold for a batch."""
+"""Encodes records from a producer in this process as Kafka record batches, and sets the checks for a batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECORD_OVERHEAD_BYTES = 36
 
 
 def limits_of(settings: TopicSettings, now_ms: int, *, max_timestamp_corrected: bool = False) -> Limits:
-    """What must hold for a batch that is appended to a topic now."""
+    """Return the checks that a batch must pass to be appended to a topic now."""
     return Limits(
         max_message_bytes=settings.max_message_bytes,
         now_ms=now_ms,
@@ -43,13 +43,13 @@ def limits_of(settings: TopicSettings, now_ms: int, *, max_timestamp_corrected: 
 def encode_records(
     records: Sequence[NewRecord], settings: TopicSettings, *, now_ms: int, compression: Compression
 ) -> Iterator[bytes]:
-    """Record batches with these records, in their order."""
+    """Encode records as record batches, in order."""
     for chunk in _chunks(records, _batch_bytes(settings)):
         yield batch.encode(chunk, now_ms=now_ms, compression=compression)
 
 
 def encode_rows(payload: pa.Table, settings: TopicSettings, *, compression: Compression) -> Iterator[bytes]:
-    """Record batches with the rows of a table of record.PAYLOAD_SCHEMA, numbered anew."""
+    """Encode the rows of a table of record.PAYLOAD_SCHEMA as record batches, with new offsets."""
     offset = payload.schema.get_field_index("offset")
     numbered = payload.set_column(offset, PAYLOAD_SCHEMA.field("offset"), pa.array(np.arange(len(payload))))
     for records in numbered.to_batches(max_chunksize=65536):
@@ -61,7 +61,7 @@ def _batch_bytes(settings: TopicSettings) -> int:
 
 
 def _chunks(records: Sequence[NewRecord], batch_bytes: int) -> Iterator[Sequence[NewRecord]]:
-    """Records in runs that make batches of at most `batch_bytes`, but for a record that is larger by itself."""
+    """Split records into runs that make batches of at most `batch_bytes`. A larger record gets its own batch."""
     first, size_bytes = 0, batch.HEADER_BYTES
     for index, record in enumerate(records):
         own_bytes = _most_bytes(record)
@@ -78,12 +78,12 @@ def _most_bytes(record: NewRecord) -> int:
         size_bytes = len(record.key or b"") + len(record.value or b"") + RECORD_OVERHEAD_BYTES
         return size_bytes + sum(len(name.encode()) + len(value or b"") + 10 for name, value in record.headers)
     except (AttributeError, TypeError, ValueError) as error:
-        # What the types rule out, or text that is no Unicode.
+        # A value that the types rule out, or text that is not valid Unicode.
         raise InvalidRecordError(f"a record can't be appended: {error}") from error
 
 
 def payload_of(table: pa.Table, now_ms: int) -> pa.Table:
-    """The rows of a table that a user handed in, in record.PAYLOAD_SCHEMA, with offsets from 0 on."""
+    """Convert the rows of a user's table to record.PAYLOAD_SCHEMA, with offsets from 0 on."""
     missing = {"key", "value"} - set(table.column_names)
     if missing:
         raise InvalidRecordError(

@@ -1,4 +1,4 @@
-"""What is done to the topics of a log as a whole: retention, compaction, erasure, verification, backup, measuring."""
+"""The jobs over the topics of a log: retention, compaction, erasure, verification, measuring."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ logger = logging.getLogger(__name__)
 STAGE_JOB = "stage"
 """The job of leases that tasks hold while they stage records."""
 STAGED_GRACE_MS = 86_400_000
-"""Records that were staged for an append wait at least this long for it: all tasks of a write end before it."""
+"""Staged records are kept at least this long for their append, which happens after all tasks of a write have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceReport:
-    """What one round of retention did to all topics, or with a dry run would do."""
+    """The result of one round of retention over all topics, or with a dry run the result that it would have."""
 
     removed: tuple[RetentionPlan, ...] = ()
     wal: deleter.Deleted = field(default_factory=deleter.Deleted)
     expired_snapshots: Mapping[str, int] = field(default_factory=dict)
     collected: Mapping[str, Collected] = field(default_factory=dict)
     problems: tuple[tuple[str, str], ...] = ()
-    """Topics for which something could not be done, and why. The others went on."""
+    """Topics that failed, and why. The others were not affected."""
 
 
 class Jobs:
-    """The jobs of a log. Each holds the lanes that it needs, commits by the piece, and can be repeated."""
+    """The jobs of a log. Each holds the lanes that it needs, commits piece by piece, and can be repeated."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Jobs:
         turns: TopicOrder | None,
         stop: Callable[[], bool],
     ) -> MaintenanceReport:
-        """One round of retention for all topics, or some."""
+        """Run one round of retention for all topics, or some."""
         with nullcontext() if dry_run else self._maintenance(Lane.TIDY):
             now_ms = self._clock.now_ms()
             removed: list[RetentionPlan] = []
@@ -132,7 +132,7 @@ class Jobs:
 
             visited = self._topics.visit(retain, chosen if turns is None else turns.in_order(chosen))
             for name, error in visited.problems.items():
-                logger.error("retention of %s: %s", name, error)
+                logger.error("retention of %s failed: %s", name, error)
                 problems.append((name, str(error)))
             deletions = deleter.propose(wals, self._config, now_ms) if self._config.deleter_enabled else []
             if dry_run:
@@ -142,7 +142,7 @@ class Jobs:
                 if "collect" in wanted_steps:
                     leases.sweep(self._data_folder, now_ms - self._config.collect_grace_ms)
                     self._sweep_staged(now_ms)
-                    with warned("deletions of topics are finished later"):
+                    with warned("topic deletions are not finished and will be retried"):
                         self._finish_deletions()
             return MaintenanceReport(
                 removed=tuple(removed),
@@ -160,7 +160,7 @@ class Jobs:
         asked_for: bool,
         force: bool,
     ) -> list[PartitionPlan]:
-        """What a compaction would do now, the most urgent first. Nothing is changed."""
+        """Return the plans that a compaction would carry out now, the most urgent first. Nothing is changed."""
 
         def plan(name: str) -> list[PartitionPlan]:
             return self._compaction().plan(name, partitions=partitions, asked_for=asked_for, force=force)
@@ -175,7 +175,7 @@ class Jobs:
         return sorted((each for own in plans for each in own), key=urgency)
 
     def compact(self, names: Sequence[str], request: CompactionRequest, *, seal: bool) -> CompactionReport:
-        """Compact topics as one job; with `seal`, what is in their WALs too."""
+        """Compact topics as one job. With `seal`, seal their WALs first."""
         unsealed: Mapping[str, LastwordError] = {}
         if seal:
             unsealed = self._topics.visit(lambda name: self._topics.get(name).seal(), names).problems
@@ -184,7 +184,7 @@ class Jobs:
         report = self._compaction().run(names, request)
         failed = [(name, str(error)) for name, error in unsealed.items()]
         failing = {topic for topic, _ in report.failed_topics} | {each.topic for each in report.problems}
-        # Deleted meanwhile, perhaps created again: nothing is left of it that could fail.
+        # A topic that was deleted meanwhile, and perhaps recreated, has nothing left that could fail.
         gone = {name for name in failing & set(ids) if not self._topics.has(name, ids[name])}
         return replace(
             report,
@@ -193,7 +193,7 @@ class Jobs:
         )
 
     def measure(self) -> None:
-        """Export how much there is of every topic, how dirty it is and how far behind, as metrics."""
+        """Export the size, dirty ratio and lag of every topic as metrics."""
         now_ms = self._clock.now_ms()
         visited = self._topics.visit(
             lambda name: look_again(
@@ -235,14 +235,14 @@ class Jobs:
         if found.foreign is not None:
             raise found.foreign
         with self._maintenance(*Lane):
-            # From now on: what is appended later is new, and stays.
+            # Records that are appended from now on are new and stay.
             ends = tuple(extent.log_end for _, extent in sorted(found.extents().items()))
             wanted = intents.Wanted(keys=keys, ends=ends)
             asked = intents.Intent(topic=topic, topic_id=found.id.hex, wanted=(wanted,))
             return self._erase(intents.add_intent(self._data_folder, asked), progress)
 
     def finish_erasures(self) -> list[str]:
-        """Go on with erasures that were killed or could not be completed; what is still left of them, and why."""
+        """Resume erasures that were interrupted or incomplete. Return what is still left of them, and why."""
         for path in intents.unfinished_intents(self._data_folder):
             with self._maintenance(*Lane):
                 path.unlink(missing_ok=True)
@@ -252,8 +252,8 @@ class Jobs:
                 try:
                     left += self._finish_erasure(path)
                 except LastwordError as error:
-                    # It waits until what is wrong has been repaired. Others don't.
-                    logger.error("the erasure in %s can't go on: %s", path, error)
+                    # This erasure waits until the problem has been fixed. Others don't.
+                    logger.error("the erasure in %s can't continue: %s", path, error)
                     left.append(str(error))
         return left
 
@@ -266,7 +266,9 @@ class Jobs:
             return []
         report = self._erase(intent, None)
         if report.left:
-            logger.warning("erasure of keys from %s: what is left: %s", report.topic, "; ".join(report.left))
+            logger.warning(
+                "erasure of keys from %s is not finished: %s", report.topic, "; ".join(report.left)
+            )
         else:
             logger.info("finished an erasure of %d keys from %s", report.keys, report.topic)
         return [f"{report.topic}: {each}" for each in report.left]
@@ -291,7 +293,7 @@ class Jobs:
             each.topic_id for each in leases.live_leases(self._data_folder, now_ms) if each.job == STAGE_JOB
         }
         grace_ms = max(self._config.collect_grace_ms, STAGED_GRACE_MS)
-        with warned("what was staged is swept later"):
+        with warned("staged records could not be swept; this will be retried"):
             staged.sweep(self._data_folder, before_ms=now_ms - grace_ms, busy=busy)
 
 

@@ -1,19 +1,19 @@
-"""The beginning and the end of topics: notes in the data folder, so that a crash leaves nothing half done.
+"""The creation and deletion of topics, with notes in the data folder so that a crash leaves nothing half done.
 
-Creation of a topic, by its steps: (1) note it in creating/; (2) create the table; (3) remove the note. Killed at any
-point: the next open finds the note, and if the catalog does not have the table, removes what was written for it.
+Steps of a creation: (1) note it in creating/; (2) create the table; (3) remove the note. If the process is killed, the
+next open finds the note and, if the catalog does not have the table, removes the files written for it.
 
-Deletion of a topic, by its steps:
-1. note it in deleting/: its name, its id, where its files are;
-2. mark the table as deleted. This decides: the topic is gone now. A table that can't be read can't be marked;
-   its deletion is decided by 3;
-3. have the catalog forget the table, if it is still the one with this id. The name is free again;
-4. remove the WAL, the positions of readers, what was staged, and the table's files;
+Steps of a deletion:
+1. note it in deleting/: the topic's name, its id, and the location of its files;
+2. mark the table as deleted. This decides: the topic is gone now. A table that can't be read can't be marked:
+   step 3 decides its deletion;
+3. drop the table from the catalog, if it is still the one with this id. The name is free again;
+4. remove the WAL, the positions of readers, the staged records, and the table's files;
 5. remove the note, unless a job that may still write files of the topic holds a lease: then 4 is repeated later.
 
-Killed or failed before the decision, the topic is whole: the note alone decides nothing and is withdrawn. Where the
-outcome of 2 is not known, the table is looked at; a table that is not marked gets another commit before the note is
-withdrawn, so that a mark which is still on its way is refused. After the decision, all steps can be repeated.
+If a deletion is killed or fails before it is decided, the topic is intact: the note alone decides nothing and is
+withdrawn. If the outcome of 2 is unknown, the writer looks at the table. A table that is not marked gets another commit
+before the note is withdrawn, so that a mark still in flight is refused. After the decision, all steps can be repeated.
 
 Only the writer of the data folder does any of this: it knows which topics are being created, deleted or appended to.
 """
@@ -53,23 +53,23 @@ logger = logging.getLogger(__name__)
 
 
 class UndecidedError(UnavailableError):
-    """Whether a topic was deleted is not known yet: the catalog does not tell."""
+    """It is not known yet whether a topic was deleted, because the catalog does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """The deletion of a topic, as it is noted."""
+    """The deletion of a topic, as noted in the data folder."""
 
     name: str
     topic_id: UUID
     location: str | None = None
-    """Where the files of its table are, if that is not where the catalog would put them now."""
+    """The location of its table's files, if that is not where the catalog would put them now."""
 
 
 class Lifecycle:
     """Creates and deletes the tables of a data folder's topics, and everything else that carries a topic's id.
 
-    One thread at a time calls `create`, `delete` and `drop`; another one may call `clean` meanwhile.
+    One thread at a time calls `create`, `delete` and `drop`. Another one may call `clean` meanwhile.
     """
 
     def __init__(self, data_folder: Path, catalog: SegmentCatalog, clock: Clock) -> None:
@@ -83,14 +83,14 @@ class Lifecycle:
         note = self._data_folder / CREATING_FOLDER / info.id.hex
         _write_note(note, info.name.encode(), info.name)
         reached("topic.creation.noted")
-        # After a failure the note stays: only the next open knows for sure whether the table was made.
+        # After a failure the note stays: only the next open knows for sure whether the table was created.
         table = self._catalog.create(info)
         reached("topic.created")
         note.unlink(missing_ok=True)
         return table
 
     def finish_creations(self) -> None:
-        """Remove what creations that were cut short have left. Only at the start: no creation is under way."""
+        """Remove the remains of interrupted creations. Call it only at the start, when no creation is under way."""
         _remove_unfinished(self._data_folder / CREATING_FOLDER)
         for note in notes(self._data_folder / CREATING_FOLDER):
             try:
@@ -99,7 +99,9 @@ class Lifecycle:
                     self._catalog.remove_files(self._catalog.location(name, topic_id), topic_id)
                 note.unlink(missing_ok=True)
             except (LastwordError, OSError) as error:
-                logger.warning("what is left of the creation of a topic is removed later: %s", error)
+                logger.warning(
+                    "the remains of an interrupted topic creation will be removed later: %s", error
+                )
 
     def _has(self, name: str, topic_id: UUID) -> bool:
         try:
@@ -110,9 +112,9 @@ class Lifecycle:
     # -------------------------------------------------------------------------------------------- deletion
 
     def delete(self, name: str, topic_id: UUID | None = None) -> Deletion:
-        """Decide the deletion of a topic; with `topic_id` only if it is still that one.
+        """Decide the deletion of a topic; with `topic_id` only if it still has that id.
 
-        After an error the topic is whole; UndecidedError: that is not known.
+        After an error the topic is intact. After UndecidedError it is not known whether it is.
         """
         table = self._readable(name)
         if table is not None and table.snapshot().topic.deleted:
@@ -140,7 +142,7 @@ class Lifecycle:
         try:
             return self._catalog.load(name)
         except CorruptError as error:
-            logger.warning("the topic %s is deleted, though its table can't be read: %s", name, error)
+            logger.warning("deleting the topic %s although its table can't be read: %s", name, error)
             return None
 
     def _is_decided_after(self, deletion: Deletion, error: LastwordError) -> bool:
@@ -148,20 +150,20 @@ class Lifecycle:
             return self.is_decided(deletion)
         except LastwordError as second:
             raise UndecidedError(
-                f"Whether the topic {deletion.name!r} has been deleted is not known: {error} ({second}). "
-                f"It takes no appends until the catalog can be asked again."
+                f"It is not known whether the topic {deletion.name!r} has been deleted: {error} ({second}). "
+                f"It takes no appends until the catalog answers again."
             ) from error
 
     def has_deletions(self) -> bool:
-        """Whether any is noted. Nothing is changed: whoever is not the writer may ask."""
+        """Return whether any deletion is noted. Nothing is changed, so every process may ask."""
         return bool(notes(self._data_folder / DELETING_FOLDER))
 
     def forget_unfinished_deletions(self) -> None:
-        """Remove the notes that a killed process was still writing. Only at the start: none is being written."""
+        """Remove half-written notes of a killed process. Call it only at the start, when none is being written."""
         _remove_unfinished(self._data_folder / DELETING_FOLDER)
 
     def deletions(self) -> list[Deletion]:
-        """Those that are noted."""
+        """Return the noted deletions."""
         found = []
         for note in notes(self._data_folder / DELETING_FOLDER):
             saved = state_file.load_if_whole(note, lambda saved: (saved["name"], saved["location"]))
@@ -170,7 +172,7 @@ class Lifecycle:
         return found
 
     def is_decided(self, deletion: Deletion) -> bool:
-        """Whether a topic that was to be deleted is gone. If it is not, the deletion is withdrawn."""
+        """Return whether a topic that was to be deleted is gone. If it is not, withdraw the deletion."""
         try:
             table = self._catalog.load(deletion.name)
         except UnknownTopicError:
@@ -194,20 +196,20 @@ class Lifecycle:
         except UnknownTopicError:
             return True
         except NotOwnerError:
-            # Not marked, and another data folder's: no mark of ours can come after that.
+            # It is not marked and belongs to another data folder: no mark of ours can come after that.
             pass
         self._withdraw(deletion)
         return False
 
     def drop(self, deletion: Deletion) -> None:
-        """Have the catalog forget a topic whose deletion is decided."""
+        """Drop a topic whose deletion is decided from the catalog."""
         self._catalog.drop(deletion.name, deletion.topic_id)
         reached("topic.deletion.dropped")
 
     def clean(self, deletion: Deletion) -> None:
-        """Remove everything that carries the id of a topic that the catalog has forgotten."""
+        """Remove everything that carries the id of a topic that the catalog has dropped."""
         topic_id = deletion.topic_id
-        # First: a job that begins later finds no topic.
+        # Checked first: a job that begins later finds no topic.
         may_be_written = any(
             lease.topic_id == topic_id.hex and lease.snapshot_id is None
             for lease in live_leases(self._data_folder, self._clock.now_ms())
@@ -239,7 +241,7 @@ def _write_note(note: Path, content: bytes, name: str) -> None:
         disk.replace_file(note, content)
     except OSError as error:
         raise StorageError(
-            f"Can't write {note}: {error.strerror or error}. Nothing has been done to the topic {name!r}."
+            f"Can't write {note}: {error.strerror or error}. The topic {name!r} is unchanged."
         ) from error
 
 
@@ -253,8 +255,8 @@ def _remove_tree(folder: Path) -> None:
         shutil.rmtree(folder)
         parent = folder.parent
         with suppress(OSError):
-            # Unless something is in it, perhaps since a moment ago: a topic of the same name.
+            # Fails if something is in it, such as a new topic of the same name.
             parent.rmdir()
             parent = parent.parent
-        # The note that leads here goes next: a power cut must not bring back the folder without it.
+        # The note is removed next: a power failure must not bring back the folder without it.
         disk.sync_folder(parent)

@@ -1,7 +1,7 @@
 """The embedded log: open a data folder, and create, change, read and delete its topics.
 
-lastword.folder.paths says what is in a data folder. Only the writer creates and deletes topics. Maintenance asks it to
-finish deletions, as it asks it to roll.
+lastword.folder.paths lists the contents of a data folder. Only the writer creates and deletes topics. Maintenance asks
+the writer to roll and to finish deletions.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def open(  # noqa: A001
     """Open the log in a data folder.
 
     `config` is a settings file, its content as a mapping, or None for `lastword.yaml` in the folder if there is
-    one. There is one writer at a time: LockedError names it. With `read_only` nothing is locked or changed, and
+    one. A log has one writer at a time: LockedError names it. With `read_only` nothing is locked or changed, and
     the log can be read while another process writes it. With `maintain_only` the log can be sealed, compacted and
-    so on beside its writer, which is asked to roll. Without `create` the folder must be there already.
+    so on while another process writes it: that process is asked to roll. Without `create` the folder must exist.
     """
     return Log(
         Path(path),
@@ -114,7 +114,7 @@ class Log:
         relocating.check(storage, writes=self._writes)
         self._warehouse = warehouse_uri(storage.warehouse)
         self.altering = threading.RLock()
-        """Held while settings are changed, and by whoever changes them by what they are."""
+        """Held while settings are changed, and around a change that depends on their current values."""
         self._lanes = Lanes(lambda: RoleLock.acquire(self.path, Role.MAINTENANCE, clock))
         self._channel = ChannelServer(self._answer) if self._writes else None
         self._writer_role: RoleLock | None = None
@@ -123,7 +123,7 @@ class Log:
         self._compaction: Compaction | None = None
         self._compaction_lock = threading.Lock()
         self.announcements = Announcements(self.path, is_writer=self._writes)
-        """Where whoever serves this log's records hears of commits."""
+        """Announces commits to the listeners that serve this log's records."""
         try:
             if self._channel is not None:
                 self._writer_role = RoleLock.acquire(
@@ -178,7 +178,7 @@ class Log:
                 if storage.is_shared:
                     self._confirmer = Confirmer(self._ownership, self._catalog, self._topics.lost)
             if self._channel is not None:
-                # Its answers need everything above; who asks before waits.
+                # Its answers need everything above. Requests that arrive earlier wait.
                 self._channel.start()
         except BaseException:
             if self._channel is not None:
@@ -196,14 +196,14 @@ class Log:
     def create_topic(
         self, name: str, *, partitions: int = 1, config: Mapping[str, object] | None = None
     ) -> Topic:
-        """Create a topic; `config` are the settings that it has of its own."""
+        """Create a topic. `config` holds the topic's own settings."""
         self._check_writer()
         check_not_internal(name, "created")
         own = check_topic_config(config or {}, where=f"topic {name!r}")
         return self._topics.create(name, partitions, own)
 
     def internal_topic(self, name: str) -> Topic:
-        """A topic of Lastword's own, which is created if it is not there. It has one partition."""
+        """Return an internal topic, with one partition. Create it if it does not exist."""
         assert is_internal(name), name
         with self._topics.lock:
             try:
@@ -216,53 +216,56 @@ class Log:
             return topic
 
     def topic(self, name: str) -> Topic:
-        """An existing topic; UnknownTopicError if there is none of that name."""
+        """Return an existing topic. Raise UnknownTopicError if there is none of that name."""
         return self._topics.get(name)
 
     def opened_topics(self) -> Mapping[str, Topic]:
-        """The topics that have been opened, by name, without waiting for anybody who changes them."""
+        """Return the topics that have been opened, by name, without waiting for a change that is under way."""
         return self._topics.opened
 
     def topics(self, *, include_internal: bool = False) -> list[str]:
-        """The names of all topics, also of those that can't be read; those of Lastword's own only if asked for."""
+        """Return the names of all topics, including unreadable ones; internal topics only if asked for."""
         return self.listing(include_internal=include_internal).names
 
     def own_topics(self) -> list[str]:
-        """The names of all topics that this folder may change, also of those that can't be read or are Lastword's own."""
+        """Return the names of all topics that this folder may change, including unreadable and internal ones."""
         return self._topics.own_names()
 
     def is_foreign(self, topic: TopicInfo) -> bool:
-        """Whether a topic of the catalog belongs to another data folder, which alone changes it."""
+        """Return whether a topic of the catalog belongs to another data folder: only that folder changes it."""
         return self._ownership.is_foreign(topic)
 
     def catalog_names(self) -> list[str]:
-        """The names of all topics, also of those that can't be read just now or are being deleted."""
+        """Return the names of all topics, including those that can't be read now or are being deleted."""
         self._check_open()
         return self._catalog.list()
 
     def place(self, name: str) -> TablePlace:
-        """Which topic has a name, and where its sealed files are; also of one that can't be read."""
+        """Return the id of the topic with a name, and where its sealed files are. The topic may be unreadable."""
         self._check_open()
         return self._catalog.place(name)
 
     def topic_infos(self, *, include_internal: bool = False) -> list[TopicInfo]:
-        """All topics that can be read, without opening their WALs; those of Lastword's own only if asked for."""
+        """Return all readable topics, without opening their WALs; internal topics only if asked for."""
         return list(self.listing(include_internal=include_internal).infos)
 
     def listing(self, *, include_internal: bool = False) -> TopicListing:
-        """All topics, those that can't be read too, without opening their WALs."""
+        """Return all topics, including unreadable ones, without opening their WALs."""
         return self._topics.listing(include_internal=include_internal)
 
     def visit(self, act: Callable[[str], T], names: Iterable[str] | None = None) -> Visited[T]:
-        """Do something to each topic of this folder, or to some, by its name.
+        """Call `act` with the name of each topic of this folder, or with each of `names`.
 
-        One that is deleted meanwhile is skipped, also where that makes the act fail. What fails for one is noted, and
-        the others go on.
+        A topic that is deleted meanwhile is skipped, even if that makes `act` fail. A failure of one topic is noted
+        and does not stop the others.
         """
         return self._topics.visit(act, names)
 
     def lease_for_staging(self, topic_id: UUID) -> HeldLease:
-        """Keep what is being staged for a topic from being swept. Release it, or use it in a `with` statement."""
+        """Return a lease that keeps records staged for a topic from being swept.
+
+        Release it, or use it in a `with` statement.
+        """
         self._check_open()
         return self._leases.hold(topic_id=topic_id.hex, job=STAGE_JOB)
 
@@ -274,37 +277,37 @@ class Log:
         unset: Iterable[str] = (),
         partitions: int | None = None,
     ) -> Topic:
-        """Change settings of a topic, take them back, or add partitions. Everything is applied, or nothing."""
+        """Set or unset settings of a topic, or add partitions. Either everything is applied or nothing."""
         with self.altering:
             self._check_writer()
             check_not_internal(name, "altered")
             return self._topics.alter(name, set_config=set_config, unset=unset, partitions=partitions)
 
     def take_over(self, name: str) -> TakenOver | None:
-        """Make this folder the owner of a topic that belongs to another one; None if it is already.
+        """Make this folder the owner of a topic of another folder. Return None if it is the owner already.
 
-        What the other one has acknowledged and not sealed stays in its folder. See lastword.maintenance.takeover.
+        Records that the other folder has acknowledged and not sealed stay there. See lastword.maintenance.takeover.
         """
         self._check_writer()
         return self._topics.take_over(name, self._warehouse)
 
     def delete_topic(self, name: str, *, topic_id: UUID | None = None) -> None:
-        """Delete a topic with everything that belongs to it; with `topic_id` only if it is still that one."""
+        """Delete a topic with everything that belongs to it; with `topic_id` only if it still has that id."""
         self._check_writer()
         check_topic_name(name)
         check_not_internal(name, "deleted")
         self._topics.delete(name, topic_id)
 
     def plan_repair(self, name: str) -> RepairPlan:
-        """What is wrong with the table of a topic that can't be read, and what can be done. Nothing is changed."""
+        """Return what is wrong with the table of an unreadable topic and how to repair it. Nothing is changed."""
         self._check_open()
         check_topic_name(name)
         return self._topics.plan_repair(name)
 
     def repair_topic(self, name: str) -> RepairPlan:
-        """Have a topic whose table can't be read go back to the newest older state of it that can be used.
+        """Restore a topic whose table can't be read to the newest older state of the table that can be used.
 
-        What the WAL still has is sealed again. InvalidError if records that were acknowledged would be lost.
+        Records that the WAL still has are sealed again. Raise InvalidError if acknowledged records would be lost.
         """
         self._check_writer()
         check_topic_name(name)
@@ -312,14 +315,14 @@ class Log:
             return self._topics.repair(name)
 
     def undecided(self) -> set[str]:
-        """Topics that were closed because they may have been deleted, or not: the catalog did not tell.
+        """Return the topics that were closed because the catalog did not say whether they have been deleted.
 
-        They take no appends until they are opened again.
+        They take no appends until they are reopened.
         """
         return self._topics.undecided()
 
     def explain_config(self, topic: str | None = None) -> list[EffectiveSetting]:
-        """Each effective setting and where it comes from: the broker's, or with a topic that topic's."""
+        """Return the effective settings of the broker, or of a topic, each with its origin."""
         self._check_open()
         if topic is None:
             return self.config.explain()
@@ -336,11 +339,11 @@ class Log:
         turns: TopicOrder | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> MaintenanceReport:
-        """One round for all topics, or some: retention, WAL retention, expiry of snapshots, collection of files.
+        """Run one round for all topics, or some: retention, WAL retention, snapshot expiry, file collection.
 
-        It works on what is sealed and touches nothing else. What fails for one topic is reported, and the
-        others go on. A dry run changes nothing, and needs no role: it can be asked of a log that is read only.
-        `turns` says which topic is first; `stop` is asked between two topics.
+        It works on sealed data and touches nothing else. A failure of one topic is reported and does not stop
+        the others. A dry run changes nothing and needs no role, so it works on a read-only log.
+        `turns` decides the order of the topics. `stop` is checked between two topics.
         """
         self._check_open()
         return self._jobs.retain(dry_run=dry_run, topics=topics, steps=steps, turns=turns, stop=stop)
@@ -359,13 +362,13 @@ class Log:
         progress: Callable[[int, int, int, int], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CompactionReport:
-        """Compact what is due in all topics, or in some, as one job.
+        """Compact everything that is due in all topics, or in some, as one job.
 
-        With `asked_for` whatever is dirty is compacted, also below the dirty ratio; with `force` everything that
-        may be; but nothing of the partitions in `exclude`, which has topics whole where the partition is None. `seal`
-        first rolls and seals what is in the WAL. The most urgent goes first, but those in `last` after all others.
-        `begin` gets what is compacted next; `progress` gets records done, records in all, bytes done, bytes in all;
-        `stop` is asked between commits. What could not be compacted is in the report: look at its `failures`.
+        With `asked_for` every dirty partition is compacted, even below the dirty ratio. With `force` everything that
+        may be compacted is. Partitions in `exclude` are left out, or whole topics where the partition is None. `seal`
+        first rolls and seals the WAL. The most urgent partition goes first, those in `last` after all others.
+        `begin` is called with the partitions that are compacted next, `progress` with records done, total records,
+        bytes done, total bytes. `stop` is checked between commits. Failures are in the report's `failures`.
         """
         from lastword.compaction.service import CompactionRequest
 
@@ -385,14 +388,15 @@ class Log:
             return self._jobs.compact(names, request, seal=seal)
 
     def measure(self) -> None:
-        """Export how much there is of every topic, how dirty it is and how far behind, as metrics."""
+        """Export the size, dirty ratio and lag of every topic as metrics."""
         self._check_open()
         self._jobs.measure()
 
     def verify(self, topic: str, *, before: int | None = None, after: int | None = None) -> VerifyReport:
-        """Prove on Spark, from two snapshots, that compaction lost nothing; by default from those around the last.
+        """Prove on Spark, from two snapshots, that compaction lost nothing.
 
-        Spark is used whatever the compaction service is.
+        By default they are the snapshots before and after the last compaction. Spark is used whatever the
+        compaction service is.
         """
         self._check_open()
         return self._jobs.verify(topic, before, after)
@@ -402,8 +406,8 @@ class Log:
     ) -> EraseReport:
         """Remove every record of these keys from all files and snapshots of a topic, for good.
 
-        `progress` gets the segments looked at and those there are. The next erasure, the worker,
-        or `finish_erasures` resumes one that was killed.
+        `progress` is called with the segments done and the total. The next erasure, the worker,
+        or `finish_erasures` resumes an interrupted one.
         """
         from lastword.maintenance import erase
 
@@ -414,7 +418,7 @@ class Log:
         return self._jobs.erase(topic, wanted, progress)
 
     def finish_erasures(self) -> list[str]:
-        """Go on with erasures that were killed or could not be completed; what is still left of them, and why."""
+        """Resume erasures that were interrupted or incomplete. Return what is still left of them, and why."""
         return self._jobs.finish_erasures()
 
     def backup(
@@ -426,11 +430,11 @@ class Log:
         progress: Callable[[int, int], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> BackupReport:
-        """Make a backup of the whole log in a folder or at an address of an object store, while it is in use.
+        """Back up the whole log to a folder or an object store address while it is in use.
 
-        Files that the place has from earlier backups are not copied again. With `keep` only that many of the newest
-        backups stay there. `properties` say how to reach the object store, beside those of the catalog. `progress` gets
-        the bytes done and those there are; `stop` is asked between files.
+        Files that are there from earlier backups are not copied again. With `keep` only that many of the newest
+        backups are kept. `properties` extend the catalog's properties for reaching the object store. `progress` is
+        called with the bytes done and the total. `stop` is checked between files.
         """
         from lastword.maintenance.backup.make import Origin, make
         from lastword.maintenance.backup.store import open_store
@@ -450,7 +454,7 @@ class Log:
         return make(origin, place, keep=keep, progress=progress, stop=stop)
 
     def worker(self) -> Worker:
-        """The background loop for this log, as a context manager: it runs in a thread while it is entered."""
+        """Return the background worker of this log, a context manager: it runs in a thread while it is entered."""
         from lastword.log.worker import Worker
 
         self._check_open()
@@ -464,7 +468,7 @@ class Log:
         asked_for: bool = False,
         force: bool = False,
     ) -> list[PartitionPlan]:
-        """What `compact` would do now, the most urgent first. Nothing is changed."""
+        """Return the plans that `compact` would carry out now, the most urgent first. Nothing is changed."""
         self._check_open()
 
         return self._jobs.plan_compaction(
@@ -481,7 +485,7 @@ class Log:
             return self._compaction
         with self._compaction_lock:
             if self._compaction is None:
-                # Loads compiled code, which logs that are only read or written do without.
+                # Imported late: it loads compiled code that a log which is only read or written does not need.
                 from lastword.compaction.compacting import Compaction
 
                 self._compaction = Compaction(
@@ -496,7 +500,7 @@ class Log:
 
     @contextmanager
     def maintenance(self, *lanes: Lane) -> Iterator[None]:
-        """Hold the maintenance role, which is one process's at a time, and in this process some lanes. See lanes.py."""
+        """Hold the maintenance role, which one process has at a time, and some lanes in this process. See lanes.py."""
         self._check_open()
         if not self._maintains:
             raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
@@ -504,7 +508,7 @@ class Log:
             yield
 
     def close(self) -> None:
-        """Close every topic's WAL in order and give the folder back."""
+        """Close every topic's WAL cleanly and release the folder."""
         if self._topics.is_closed:
             return
         self._topics.is_closed = True
@@ -535,7 +539,7 @@ class Log:
     # ------------------------------------------------------------------------------------------ internal
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any] | AbstractContextManager[dict[str, Any]]:
-        """What another process asks of this writer."""
+        """Answer a request that another process sends to this writer."""
         if request.get("do") == "commit":
             return self.announcements.held(request)
         if request.get("do") == "roll":
@@ -552,7 +556,7 @@ class Log:
         )
 
     def _ask_to_roll(self, name: str, due_only: bool) -> list[tuple[int, str]]:
-        """Ask the writer to roll a topic; where there is none, be the writer for a moment."""
+        """Ask the writer to roll a topic. Without a writer, take the writer role for a moment."""
         if path := writer_channel(self.path):
             answer = ask(path, {"do": "roll", "topic": name, "due_only": due_only})
             if answer is not None:
@@ -565,7 +569,7 @@ class Log:
                 topic.close()
 
     def _have_deletions_finished(self) -> None:
-        """Finish deletions as the writer, or ask it to; where there is none, be the writer for a moment."""
+        """Finish deletions as the writer, or ask it to. Without a writer, take the writer role for a moment."""
         if self._writes:
             self._topics.finish_deletions()
             return

@@ -1,4 +1,4 @@
-"""What there is of every topic, how dirty it is and how far behind, as metrics that the worker sets from time to time."""
+"""The size, dirty ratio and lag of every topic, as metrics that the worker sets periodically."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 Measurements: TypeAlias = "dict[Gauge, dict[tuple[str, ...], float]]"
-"""What was found of a topic: the values of gauges, by their labels."""
+"""The measurements of a topic: the values of gauges, by their labels."""
 
 
 class Measures:
-    """Sets the gauges of topics, and takes back those of topics that are gone."""
+    """Sets the gauges of topics, and removes those of topics that are gone."""
 
     def __init__(self) -> None:
         self._set: dict[Gauge, set[tuple[str, ...]]] = {}
         self._names: set[str] = set()
 
     def take(self, looks: Iterable[Measurements], *, names: Iterable[str]) -> None:
-        """Export what was found of the topics. `names` are all that there are, those that can't be read too."""
+        """Export the measurements of topics. `names` are all existing topics, including unreadable ones."""
         found: dict[Gauge, dict[tuple[str, ...], float]] = defaultdict(dict)
         for each in looks:
             for gauge, values in each.items():
@@ -47,7 +47,7 @@ class Measures:
 
 
 def measure_topic(topic: Topic, table: SegmentTable, now_ms: int) -> Measurements:
-    """Return what there is to export of a topic."""
+    """Return the measurements of a topic."""
     found: Measurements = defaultdict(dict)
     settings, name = topic.settings, topic.name
     snapshot = table.snapshot()

@@ -1,4 +1,4 @@
-"""A partition of a topic: its WAL and whoever writes it, its readers, what is damaged, and what planning must know."""
+"""A partition of a topic: its WAL and writer, its readers, its damaged ranges, and the facts that planning needs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What the partitions of a topic have in common, for as long as the topic is open."""
+    """The state that the partitions of a topic share while the topic is open."""
 
     topic: str
     topic_id: UUID
@@ -46,7 +46,7 @@ class Shared:
 
 
 class Partition:
-    """One partition. The process that writes the log has opened its WAL; every other one reads the WAL's files."""
+    """One partition. The process that writes the log opens its WAL. Every other process reads the WAL's files."""
 
     def __init__(self, number: int, shared: Shared, settings: TopicSettings) -> None:
         self.number = number
@@ -55,14 +55,14 @@ class Partition:
         self._writer: PartitionWriter | None = None
         self._closed = False
         self._lock = threading.Lock()
-        """Held while the writer is opened, exchanged or closed. Appends and reads don't need it."""
+        """Held while the writer is opened, replaced or closed. Appends and reads don't need it."""
 
     @property
     def folder(self) -> Path:
-        """Its WAL's folder."""
+        """The folder of its WAL."""
         data_folder, topic_id = self._shared.data_folder, self._shared.topic_id
         if self._shared.is_foreign:
-            # What an earlier time as its owner has left here is no part of it.
+            # Files left here from when this folder owned the topic are not part of it.
             return foreign_wal_folder(data_folder, topic_id) / str(self.number)
         return wal_folder(data_folder, self._shared.topic, topic_id) / str(self.number)
 
@@ -75,7 +75,7 @@ class Partition:
 
     @property
     def writer(self) -> PartitionWriter:
-        """Whoever appends to it in this process."""
+        """The writer that appends to it in this process."""
         assert self._writer is not None, f"{self._shared.topic} {self.number} is not written by this process"
         return self._writer
 
@@ -91,10 +91,10 @@ class Partition:
             self._writer = self._open_writer()
 
     def reopen(self) -> None:
-        """Make it writable again after a failed write or sync. Nothing acknowledged is lost."""
+        """Make it writable again after a failed write or sync. No acknowledged record is lost."""
         with self._lock:
             self._check_not_closed()
-            # What its closing can't sync any more was not acknowledged.
+            # Records that closing can't sync any more were not acknowledged.
             with suppress(WriteFailedError):
                 self.writer.close()
             self._writer = self._open_writer()
@@ -102,20 +102,20 @@ class Partition:
             raise UnavailableError(failed)
 
     def roll(self, *, due_only: bool) -> None:
-        """Begin a new WAL file, or do so only if one is due. UnavailableError if that can't be written."""
+        """Begin a new WAL file, or only if one is due. Raise UnavailableError if it can't be written."""
         if due_only:
             self.writer.roll_if_due()
         else:
             self.writer.roll()
 
     def apply(self, settings: TopicSettings) -> None:
-        """Use other settings from now on."""
+        """Use new settings from now on."""
         self._settings = settings
         if self._writer is not None:
             self._writer.settings = settings
 
     def close(self) -> None:
-        """Close the WAL in order. It is never opened again."""
+        """Close the WAL cleanly. It is never reopened."""
         with self._lock:
             self._closed = True
             if self._writer is not None:
@@ -135,12 +135,12 @@ class Partition:
             folder,
             opened,
             settings=settings,
-            # What Lastword keeps for itself is acknowledged to its users, whatever they chose for their own records.
+            # Lastword acknowledges its internal records to clients, whatever they chose for their own records.
             sync=WalSync(mode="group") if is_internal(shared.topic) else shared.config.wal_sync,
             clock=shared.clock,
             producer_expiration_ms=shared.config.producer_id_expiration_ms,
         )
-        # Before anybody else can append to it.
+        # No other thread can append to it yet.
         now_ms = shared.clock.now_ms() if settings.message_timestamp_type == "LogAppendTime" else None
         staged.finish(shared.data_folder, shared.topic_id, self.number, writer, now_ms)
         return writer
@@ -152,20 +152,20 @@ class Partition:
     # ------------------------------------------------------------------------------------------- reading
 
     def reader(self) -> PartitionReader:
-        """A reader of it. Close it."""
+        """Return a reader of the partition. Close it."""
         self._check_not_closed()
         return PartitionReader(self._shared.table, self.number, self.folder, self._shared.leases)
 
     def extent(self, snapshot: Snapshot | None = None) -> Extent:
-        """The offsets that can be read, by a fresh look at table and WAL; the table as of a snapshot, if one is given."""
+        """Return the offsets that can be read, from a fresh look at the WAL and the table, or at a given snapshot."""
         return self.reader().extent(snapshot)
 
     def log_end(self, snapshot: Snapshot | None = None) -> int:
-        """Where the next record goes: from the writer's memory, or by a look as `extent` takes it."""
+        """Return the offset that the next record gets, from the writer's memory or as `extent` finds it."""
         return self.extent(snapshot).log_end if self._writer is None else self._writer.visible_end
 
     def facts(self, readership: Readership, snapshot: Snapshot | None = None) -> PartitionFacts:
-        """What planning has to know of it beside the table."""
+        """Return the facts that planning needs besides the table."""
         return PartitionFacts(
             log_end=self.log_end(snapshot),
             hold=readership.hold(self.number),
@@ -174,11 +174,11 @@ class Partition:
         )
 
     def checkpoint(self) -> WriterCheckpoint | None:
-        """What its writer has noted last; None if it never had one."""
+        """Return the last checkpoint of its writer; None if it never had one."""
         return checkpoints.load_writer(self.folder)
 
     def local_wal(self, snapshot: Snapshot) -> deleter.LocalWal | None:
-        """Its WAL's files as the deleter sees them; None if it has none yet."""
+        """Return its WAL files as the deleter sees them; None if it has none yet."""
         return deleter.local_wal(
             self._shared.topic,
             self.number,
@@ -190,7 +190,7 @@ class Partition:
     # -------------------------------------------------------------------------------------------- damage
 
     def wal_damage(self, snapshot: Snapshot) -> list[DamagedRange]:
-        """What is damaged in WAL files that are not sealed yet."""
+        """Return the damaged ranges of WAL files that are not sealed yet."""
         saved = self.checkpoint()
         if saved is None:
             return []
@@ -198,7 +198,7 @@ class Partition:
         return repair.inspect(self.folder, saved, from_offset=max(at.sealed_end, at.log_start))
 
     def sealed_damage(self, snapshot: Snapshot) -> list[DamagedRange]:
-        """The segments of a snapshot that can't be read. All are read: for small topics."""
+        """Return the unreadable segments of a snapshot. Reads all segments, so use it for small topics."""
         table, at = self._shared.table, snapshot.positions[self.number]
         found: list[DamagedRange] = []
         for segment in table.plan(snapshot, self.number, at.log_start):
@@ -220,7 +220,7 @@ class Partition:
         return found
 
     def skip(self, damaged: Sequence[DamagedRange]) -> None:
-        """Leave damaged ranges of rolled WAL files behind, so that sealing and reading go on after them."""
+        """Skip damaged ranges of rolled WAL files, so that sealing and reading continue after them."""
         with self._lock:
             self._check_not_closed()
             self.writer.close()

@@ -1,4 +1,4 @@
-"""Which partition of a topic a record goes to: the one that it names, else its key's, else each in turn."""
+"""Chooses the partition of a record: the one that it names, else the one of its key, else each in turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lastword.errors import InvalidRecordError, UnknownPartitionError
 
 
 def check_partition(topic: str, partition: int, partitions: int) -> int:
-    """A partition's number, if the topic has it."""
+    """Return a partition's number. Raise UnknownPartitionError if the topic does not have it."""
     if not 0 <= partition < partitions:
         raise UnknownPartitionError(
             f"Topic {topic!r} has no partition {partition}; it has 0 to {partitions - 1}."
@@ -29,7 +29,7 @@ class Router:
         self._lock = threading.Lock()
 
     def route(self, key: bytes | None, given: int | None, partitions: int) -> int:
-        """The partition of one record, of so many."""
+        """Return the partition of one record, given the number of partitions."""
         if given is not None:
             return check_partition(self._topic, given, partitions)
         if key is not None:
@@ -42,7 +42,7 @@ class Router:
     def route_rows(
         self, table: pa.Table, keys: pa.ChunkedArray, given: int | None, partitions: int
     ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        """The partition of each row. Rows of a table may name their own, in a column `partition`."""
+        """Return the partition of each row. A row may name its own in the column `partition`."""
         if given is not None:
             return np.full(len(table), check_partition(self._topic, given, partitions), np.int32)
         with self._lock:

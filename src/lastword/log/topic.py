@@ -1,4 +1,4 @@
-"""A topic of an open log: it spreads what is appended over its partitions, and reads, seals and describes them."""
+"""A topic of an open log: it spreads appends over its partitions, and reads, seals and describes them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPosition:
-    """Where an appended record is."""
+    """The position of an appended record."""
 
     partition: int
     offset: int
@@ -86,7 +86,7 @@ class Topic:
         may_append: Callable[[], None] | None = None,
     ) -> None:
         self.foreign = foreign
-        """What is raised where a topic would have to be ours to do something; None if it is."""
+        """The error to raise for operations that only the topic's owner may perform; None if this folder owns it."""
         self._may_append = may_append
         self._info = info
         self._settings = config.resolve(info.name, info.config)
@@ -99,12 +99,12 @@ class Topic:
         self._maintenance = maintenance
         self._ask_to_roll = ask_to_roll
         self._kept_elsewhere = kept_elsewhere
-        """The service that keeps a topic's compacted records outside of its table, if one does."""
+        """Returns the service that keeps a topic's compacted records outside of its table, or None."""
         self._router = Router(info.name)
         self._closed = False
         self._partitions: tuple[Partition, ...] = ()
         self._partitions_lock = threading.Lock()
-        """Held while partitions are added, and while it is closed."""
+        """Held while partitions are added, and while the topic is closed."""
         self._staged_lock = threading.Lock()
         self._shared = Shared(
             topic=info.name,
@@ -132,12 +132,12 @@ class Topic:
 
     @property
     def settings(self) -> TopicSettings:
-        """What holds for the topic now."""
+        """The settings in effect for the topic now."""
         return self._settings
 
     @property
     def config(self) -> Mapping[str, str]:
-        """The settings that the topic has of its own."""
+        """The topic's own settings."""
         return self._info.config
 
     @property
@@ -146,11 +146,11 @@ class Topic:
         return self._table
 
     def partition(self, number: int) -> Partition:
-        """One of its partitions."""
+        """Return one of its partitions."""
         return self._partitions[self._check_partition(number)]
 
     def all_partitions(self) -> tuple[Partition, ...]:
-        """All of them, in order."""
+        """Return all partitions, in order."""
         return self._partitions[: self.partitions]
 
     # ------------------------------------------------------------------------------------------- append
@@ -164,7 +164,7 @@ class Topic:
         timestamp_ms: int | None = None,
         partition: int | None = None,
     ) -> RecordPosition:
-        """Append one record, and return when it may be relied on (`wal.sync`). A null value is a tombstone."""
+        """Append one record, and return when it is durable as set by `wal.sync`. A null value is a tombstone."""
         record = NewRecord(
             key=_bytes(key), value=_bytes(value), headers=tuple(headers), timestamp_ms=timestamp_ms
         )
@@ -177,16 +177,16 @@ class Topic:
         partition: int | Sequence[int | None] | None = None,
         compression: Compression = Compression.NONE,
     ) -> list[RecordPosition]:
-        """Append records in their order, and return where each one is. All are checked before any is written.
+        """Append records in order, and return the position of each. All are checked before any is written.
 
-        `partition` is one for all of them or one for each; where there is none, a record goes where its key belongs.
-        PartlyAppendedError if a disk fails when other partitions have been written.
+        `partition` is one for all records or one for each. Without one, the key decides a record's partition.
+        Raise PartlyAppendedError if a disk fails after other partitions have been written.
         """
         check_not_internal(self.name, "appended to")
         return self._append_records(records, partition, compression)
 
     def append_internal(self, records: Iterable[NewRecord]) -> list[RecordPosition]:
-        """As `append_many`, for topics of Lastword's own."""
+        """Append records to an internal topic, as `append_many` does to others."""
         assert is_internal(self.name), self.name
         return self._append_records(records, None, Compression.NONE)
 
@@ -226,7 +226,7 @@ class Topic:
         partition: int | Sequence[int | None] | None = None,
         compression: Compression = Compression.NONE,
     ) -> None:
-        """Raise what `append_many` would raise because of the records, and append nothing."""
+        """Raise the error that `append_many` would raise because of the records. Nothing is appended."""
         given = list(records)
         for each in {each for each in _one_each(partition, len(given)) if each is not None}:
             self._check_partition(each)
@@ -242,10 +242,10 @@ class Topic:
         partition: int | None = None,
         compression: Compression = Compression.NONE,
     ) -> dict[int, range]:
-        """Append the rows of an Arrow table; for each partition the offsets that they got.
+        """Append the rows of an Arrow table. Return the offsets that they got in each partition.
 
-        Columns: `key` and `value` (binary or string, may be null), and if wanted `timestamp`, `headers` (as in
-        record.RECORD_SCHEMA) and `partition`. Rows without a partition go where their key belongs.
+        Columns: `key` and `value` (binary or string, nullable), and optionally `timestamp`, `headers` (as in
+        record.RECORD_SCHEMA) and `partition`. The key decides the partition of a row that names none.
         """
         check_not_internal(self.name, "appended to")
         batches: dict[int, list[bytes]] = {}
@@ -260,7 +260,7 @@ class Topic:
         partition: int | None = None,
         compression: Compression = Compression.NONE,
     ) -> list[tuple[int, bytes]]:
-        """Record batches with the rows of an Arrow table, each with its partition, as `append_arrow` appends them."""
+        """Encode the rows of an Arrow table as `append_arrow` appends them. Return each batch with its partition."""
         table = records if isinstance(records, pa.Table) else pa.Table.from_batches([records])
         payload = payload_of(table, self._clock.now_ms())
         targets = self._router.route_rows(table, payload.column("key"), partition, self.partitions)
@@ -273,10 +273,10 @@ class Topic:
         return batches
 
     def append_batch(self, partition: int, data: bytes | memoryview) -> int:
-        """Append one record batch as a Kafka producer made it; the offset of its first record.
+        """Append one record batch as a Kafka producer made it. Return the offset of its first record.
 
-        A batch of an idempotent producer that is there already is not appended again. OutOfOrderSequenceError if batches
-        before it are missing, FencedProducerError if a newer producer has its id.
+        A batch of an idempotent producer that the log already has is not appended again. Raise
+        OutOfOrderSequenceError if batches before it are missing, FencedProducerError if a newer producer has its id.
         """
         check_not_internal(self.name, "appended to")
         return append_produced(
@@ -288,7 +288,7 @@ class Topic:
         )
 
     def append_staged(self, sink: str, number: int) -> int:
-        """Append a unit that was staged, exactly once; how many records this call has appended. See staged.py."""
+        """Append a staged unit, exactly once. Return how many records this call has appended. See staged.py."""
         check_not_internal(self.name, "appended to")
         self._check_writer()
         now_ms = self._clock.now_ms()
@@ -316,7 +316,7 @@ class Topic:
         )
 
     def limits(self, now_ms: int, *, max_timestamp_corrected: bool = False) -> batch.Limits:
-        """What must hold for a batch that is appended now."""
+        """Return the checks that a batch must pass to be appended now."""
         return limits_of(self._settings, now_ms, max_timestamp_corrected=max_timestamp_corrected)
 
     # --------------------------------------------------------------------------------------------- read
@@ -329,10 +329,10 @@ class Topic:
         follow: bool = False,
         compacted: bool = False,
     ) -> Iterator[Record]:
-        """The records from `start` up to the end of the log as of now; with `follow`, and those that come later.
+        """Read the records from `start` to the current log end; with `follow`, also those that come later.
 
-        With `compacted` what has been compacted is read through a compaction service that keeps it elsewhere, if the
-        log has one; the rest as usual. A compaction that commits meanwhile may move the end.
+        With `compacted` the compacted records are read through the compaction service, if the log has one that keeps
+        them elsewhere; the rest as usual. A compaction that commits meanwhile may move the end.
         """
         batches = self.read_arrow(start, partition=partition, follow=follow, compacted=compacted)
         return (record for records in batches for record in to_records(records))
@@ -345,7 +345,7 @@ class Topic:
         follow: bool = False,
         compacted: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """As `read`, in batches of record.RECORD_SCHEMA."""
+        """Read as `read` does, in batches of record.RECORD_SCHEMA."""
         readers = self._readers(partition)
         return stream(
             readers,
@@ -362,10 +362,10 @@ class Topic:
         start: Start | Mapping[int, Start] = "earliest",
         partition: int | None = None,
     ) -> Reader:
-        """A reader: named, it begins where it last committed, and at `start` in partitions where it never did.
+        """Return a reader. A named one begins at its committed position, or at `start` in partitions without one.
 
-        Where retention has removed the position that it committed, it begins at the log start. Without a name
-        it begins at `start` and can't commit, and it may read one partition alone.
+        If retention has removed the committed position, the reader begins at the log start. Without a name
+        it begins at `start` and can't commit, and it may read a single partition.
         """
         if name is not None and partition is not None:
             raise InvalidError("A named reader reads every partition: its positions are committed together.")
@@ -382,7 +382,7 @@ class Topic:
         return Reader(readers, positions, self._clock, committed)
 
     def offsets_for_time(self, timestamp_ms: int) -> dict[int, Start]:
-        """For each partition the first offset whose record is not older than a time."""
+        """Return for each partition the first offset whose record is not older than a time."""
         found: dict[int, Start] = {}
         for each in self.all_partitions():
             with closing(each.reader()) as reader:
@@ -390,14 +390,14 @@ class Topic:
         return found
 
     def extents(self) -> dict[int, Extent]:
-        """For each partition the offsets that can be read."""
+        """Return for each partition the offsets that can be read."""
         snapshot = self._table.snapshot()
         return {each.number: each.extent(snapshot) for each in self._partitions_in(snapshot)}
 
     def state(self, *, as_of: AsOf | None = None) -> pa.Table:
-        """The newest record of each key, by the topic's strategy, without the keys that were deleted.
+        """Return the newest record of each key, by the topic's strategy, without deleted keys.
 
-        With `as_of`, as it was then; InvalidError if that can't be shown exactly any more.
+        With `as_of`, return the state as it was then, or raise InvalidError if it can't be reproduced exactly any more.
         """
         # Loads compiled code, which other reads do without.
         from lastword.reading.state import state_view
@@ -407,9 +407,9 @@ class Topic:
             return state_view(readers, strategy_of(self._settings), as_of)
 
     def read_as_of(self, as_of: AsOf, *, partition: int | None = None) -> Iterator[pa.RecordBatch]:
-        """The records as they were as of an offset, a time or a snapshot, in batches of record.RECORD_SCHEMA.
+        """Read the records as of an offset, a time or a snapshot, in batches of record.RECORD_SCHEMA.
 
-        InvalidError, before any record is given, if that can't be shown exactly any more.
+        Raise InvalidError, before the first record, if that state can't be reproduced exactly any more.
         """
         chosen = self.partition_readers()
         if partition is not None:
@@ -427,11 +427,11 @@ class Topic:
         run: Run = "asked for",
         seal: bool = True,
     ) -> Explanation:
-        """Where records are, and whether they stay or go in a compaction that begins now, why and until when.
+        """Explain where records are, whether a compaction that begins now would keep them, why and until when.
 
-        The records from an offset on, of a key or of all, `limit` of them (None: all), partition by partition.
-        By default the run is as `lastword topic compact` makes it, which seals first unless `seal` is false;
-        with `forced` it goes through everything, as `worker` it does what is due. Nothing is changed.
+        The records are those from an offset on, of one key or all keys, partition by partition, at most `limit`
+        (None: all). By default the run is that of `lastword topic compact`, which seals first unless `seal` is false.
+        A `forced` run goes through everything, a `worker` run does what is due. Nothing is changed.
         """
         from lastword.explain import Question, explain_topic
 
@@ -446,7 +446,7 @@ class Topic:
         )
 
     def known(self, partition: int) -> Known:
-        """What compaction is told of a partition, for an explanation."""
+        """Return the facts about a partition that compaction gets, for an explanation."""
         from lastword.explain import Known
 
         own = self.partition(partition)
@@ -459,9 +459,9 @@ class Topic:
         )
 
     def dataframe(self, spark: Any, **options: object) -> Any:
-        """The topic as a Spark DataFrame. Options are those of the data source (docs/spark.md), with `_` for `.`.
+        """Return the topic as a Spark DataFrame. Options are the data source's (docs/spark.md), with `_` for `.`.
 
-        Spark's processes open the data folder themselves: with its lastword.yaml, or the file that `config` names.
+        Spark's processes open the data folder themselves, with its lastword.yaml or the file that `config` names.
         """
         from lastword.spark import register
 
@@ -474,15 +474,15 @@ class Topic:
         return reader.load()
 
     def history(self) -> list[Snapshot]:
-        """The snapshots that are kept, oldest first, with what each did."""
+        """Return the retained snapshots, oldest first, each with its operation."""
         return self._table.history()
 
     def partition_readers(self) -> list[PartitionReader]:
-        """A reader of each partition. Close them."""
+        """Return a reader of each partition. Close them."""
         return [each.reader() for each in self.all_partitions()]
 
     def partition_reader(self, partition: int) -> PartitionReader:
-        """A reader of one partition. Close it."""
+        """Return a reader of one partition. Close it."""
         return self.partition(partition).reader()
 
     def _readers(self, partition: int | None) -> dict[int, PartitionReader]:
@@ -490,7 +490,7 @@ class Topic:
         return {each.number: each.reader() for each in chosen}
 
     def _partitions_in(self, snapshot: Snapshot) -> Sequence[Partition]:
-        # Partitions may be added meanwhile, and be known to one of both only.
+        # Partitions may be added meanwhile: then only the topic or only the snapshot knows them.
         return self.all_partitions()[: len(snapshot.positions)]
 
     def _readership(self, downtimes: Downtimes | None = None) -> Readership:
@@ -506,17 +506,17 @@ class Topic:
     # --------------------------------------------------------------------------------------- maintenance
 
     def seal(self, *, progress: tiering.OnBytes | None = None) -> SealReport:
-        """Roll the WAL and commit everything in it as sealed segments."""
+        """Roll the WAL and commit all its records as sealed segments."""
         return self._seal(progress, due_only=False)
 
     def seal_rolled(
         self, *, progress: tiering.OnBytes | None = None, stop: Callable[[], bool] = lambda: False
     ) -> SealReport:
-        """Roll what is due by the settings, and commit what is rolled. `stop` is asked between two files."""
+        """Roll the WAL files that are due, and commit the rolled ones. `stop` is checked between two files."""
         return self._seal(progress, due_only=True, stop=stop)
 
     def delete_records(self, before: Mapping[int, int]) -> dict[int, int]:
-        """Delete the records of partitions before an offset (-1: all); the new log start of each of them."""
+        """Delete the records of partitions before an offset (-1: all). Return the new log start of each partition."""
         self._check_writer()
         check_not_internal(self.name, "deleted from")
         wanted: dict[int, int] = {}
@@ -526,18 +526,18 @@ class Topic:
             if not 0 <= wanted[partition] <= extent.log_end:
                 raise OffsetOutOfRangeError(
                     f"Can't delete the records of {self.name!r} partition {partition} before offset {offset}: "
-                    f"its log end is {extent.log_end}; allowed are 0 to {extent.log_end}, and -1 for all."
+                    f"its log end is {extent.log_end}. Use 0 to {extent.log_end}, or -1 for all."
                 )
         snapshot = delete_records(self._table, wanted)
         return {partition: snapshot.positions[partition].log_start for partition in before}
 
     def reopen_partition(self, partition: int) -> None:
-        """Make a partition writable again after a failed write or sync. Nothing acknowledged is lost."""
+        """Make a partition writable again after a failed write or sync. No acknowledged record is lost."""
         self._check_writer()
         self.partition(partition).reopen()
 
     def wal_damage(self) -> list[tuple[int, DamagedRange]]:
-        """Damaged ranges of WAL files that are not sealed yet, with their partitions."""
+        """Return the damaged ranges of WAL files that are not sealed yet, with their partitions."""
         snapshot = self._table.snapshot()
         return [
             (each.number, found)
@@ -546,7 +546,7 @@ class Topic:
         ]
 
     def sealed_damage(self) -> list[tuple[int, DamagedRange]]:
-        """The segments that can't be read, with their partitions. All are read: for small topics."""
+        """Return the unreadable segments, with their partitions. Reads all segments, so use it for small topics."""
         snapshot = self._table.snapshot()
         damage = [
             (each.number, found)
@@ -554,14 +554,14 @@ class Topic:
             for found in each.sealed_damage(snapshot)
         ]
         if damage and self._table.snapshot().id != snapshot.id:
-            # Not damaged, perhaps, but replaced meanwhile.
+            # The segments may not be damaged, only replaced meanwhile.
             return self.sealed_damage()
         return damage
 
     def leave_segments_behind(self) -> list[tuple[int, DamagedRange]]:
-        """Move the log start of an internal topic behind segments that can't be read; what was left behind.
+        """Move the log start of an internal topic past unreadable segments. Return the ranges that were skipped.
 
-        Everything else before their end goes, too: the last record of each key must have been appended again.
+        Everything else before their end is removed too: the last record of each key must have been appended again.
         """
         self._check_writer()
         assert is_internal(self.name)
@@ -574,10 +574,10 @@ class Topic:
         return found
 
     def skip_wal_damage(self) -> list[tuple[int, DamagedRange]]:
-        """Leave the damaged ranges behind, so that sealing and reading go on after them; what was left behind."""
+        """Skip the damaged ranges, so that sealing and reading continue after them. Return the skipped ranges."""
         self._check_writer()
         with self._as_maintenance(Lane.TIDY, Lane.SEAL):
-            # Only a rolled file can be written anew.
+            # Only a rolled file can be rewritten.
             for partition in {each for each, _ in self.wal_damage()}:
                 self.partition(partition).roll(due_only=False)
             found = self.wal_damage()
@@ -587,13 +587,13 @@ class Topic:
             return found
 
     def removable_wals(self) -> list[deleter.LocalWal]:
-        """As `local_wals`, for whoever removes files. NotOwnerError where another folder's records may be the sealed ones."""
+        """Return `local_wals` for removing files. Raise NotOwnerError if the sealed records may be another folder's."""
         snapshot = self._table.snapshot()
         self._table.check_owned(snapshot)
         return self._local_wals(snapshot)
 
     def local_wals(self) -> list[deleter.LocalWal]:
-        """The WAL of each partition, as the deleter sees it."""
+        """Return the WAL of each partition, as the deleter sees it."""
         return self._local_wals(self._table.snapshot())
 
     def _local_wals(self, snapshot: Snapshot) -> list[deleter.LocalWal]:
@@ -601,9 +601,9 @@ class Topic:
         return [each for each in found if each is not None]
 
     def describe(self, *, estimates: bool = False) -> TopicDescription:
-        """What the topic is and where its records are, by a fresh look at table and WAL.
+        """Describe the topic and where its records are, from a fresh look at table and WAL.
 
-        With `estimates` also what compaction would reclaim: the footer of every segment's file is read for it.
+        With `estimates`, include what compaction would reclaim: this reads the footer of every segment file.
         """
         return look_again(
             lambda: describing.describe(
@@ -618,7 +618,7 @@ class Topic:
         )
 
     def target(self, table: SegmentTable | None = None, downtimes: Downtimes | None = None) -> Target:
-        """What planning looks at: the table, the settings, how far each partition has come and who reads it."""
+        """Return the input of planning: the table, the settings, each partition's positions and readers."""
         readership = self._readership(downtimes)
         snapshot = None if self._writes else self._table.snapshot()
         partitions = self.all_partitions() if snapshot is None else self._partitions_in(snapshot)
@@ -636,7 +636,7 @@ class Topic:
         snapshot: Snapshot | None = None,
         downtimes: Downtimes | None = None,
     ) -> list[Assessment]:
-        """How dirty each partition is, and the run that is due, if one is: as the worker will find it."""
+        """Return how dirty each partition is, and the run that is due, if any, as the worker will find it."""
         return assess(self.target(table, downtimes), clock=self._clock, snapshot=snapshot)
 
     def _seal(
@@ -663,7 +663,7 @@ class Topic:
     # -------------------------------------------------------------------------------------- for the log
 
     def roll(self, *, due_only: bool) -> list[tuple[int, str]]:
-        """Roll the WAL of each partition, or only what is due; the partitions where that failed, and why."""
+        """Roll the WAL of each partition, or only those due. Return the partitions where that failed, and why."""
         self._check_writer()
         failed: list[tuple[int, str]] = []
         for partition in self._partitions:
@@ -674,24 +674,24 @@ class Topic:
         return failed
 
     def changed(self, info: TopicInfo) -> None:
-        """The log has altered the topic: take over what it is now."""
+        """Apply the new state of the topic after the log has altered it."""
         self._settings = self._config.resolve(info.name, info.config)
         for each in self._partitions:
             each.apply(self._settings)
-        # Before others know that there are more partitions, there is something to append to.
+        # The new partitions can be appended to before others learn of them.
         self._add_partitions(info.partitions)
         if not self._closed:
             self._info = info
 
     def writer(self, partition: int) -> PartitionWriter:
-        """The writer of a partition, for one that checks batches itself."""
+        """Return the writer of a partition, for a caller that checks batches itself."""
         self._check_writer()
         return self.partition(partition).writer
 
     def close(self) -> None:
-        """Close the WAL in order. The first error is raised after every partition has been closed."""
+        """Close the WAL cleanly. The first error is raised after every partition has been closed."""
         with self._partitions_lock:
-            # Nobody adds another one from here on.
+            # No partition is added from here on.
             self._closed = True
         errors: list[LastwordError] = []
         for each in self._partitions:
@@ -705,7 +705,7 @@ class Topic:
     def _add_partitions(self, count: int) -> None:
         with self._partitions_lock:
             if self._closed:
-                # It was deleted meanwhile: a file that is made now would stay.
+                # It was deleted meanwhile: a file that is created now would be left behind.
                 return
             added: list[Partition] = []
             try:
@@ -730,7 +730,7 @@ class Topic:
             )
 
     def check_owned(self) -> None:
-        """Raise NotOwnerError where another data folder has, or may have taken, the topic: nothing is acknowledged."""
+        """Raise NotOwnerError if another data folder owns the topic or may have taken it: nothing is acknowledged."""
         if self.foreign is not None:
             raise self.foreign
         if self._may_append is not None:
@@ -738,7 +738,7 @@ class Topic:
 
     def _as_maintenance(self, *lanes: Lane) -> AbstractContextManager[object]:
         if self._closed:
-            # It may have been closed because it was lost.
+            # It may have been closed because another folder took it.
             self.check_owned()
             raise ClosedError(f"Topic {self.name!r} has been closed.")
         if self.foreign is not None:

@@ -1,6 +1,6 @@
-"""The topics of an open log: those that are open, those in the catalog, and how they are created, altered and deleted.
+"""The topics of an open log, open and in the catalog, and how they are created, altered and deleted.
 
-The log has checked by now that whoever asks may do so.
+The log has already checked that the caller may do this.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class Topics:
         self._writes = writes
         self._make = make
         self._forget = forget
-        """Told of each topic that is gone, or another folder's."""
+        """Called with each topic that is gone or belongs to another folder now."""
         self._opened: dict[str, Topic] = {}
         self.lock = threading.RLock()
-        """Held while a topic is opened, created, or marked as deleted. Nothing that appends or rolls needs it."""
+        """Held while a topic is opened, created, or marked as deleted. Appends and rolls don't need it."""
         self._cleaning_lock = threading.Lock()
-        """Held while what deleted topics have left is removed, which may take long."""
+        """Held while the remains of deleted topics are removed, which may take long."""
         self._undecided: set[str] = set()
         self.is_closed = False
 
@@ -87,11 +87,11 @@ class Topics:
     # -------------------------------------------------------------------------------------------- one
 
     def get(self, name: str) -> Topic:
-        """An existing topic; UnknownTopicError if there is none of that name."""
+        """Return an existing topic. Raise UnknownTopicError if there is none of that name."""
         self.check_open()
         opened = self._opened.get(name)
         if opened is not None and self._writes and opened.foreign is None:
-            # Without the lock: appends and rolls go on while another topic is created or deleted.
+            # Without the lock: appends and rolls continue while another topic is created or deleted.
             return opened
         with self.lock:
             topic = self._opened.get(name)
@@ -116,7 +116,7 @@ class Topics:
             return self.get(name)
 
     def open(self, name: str, *, writes: bool | None = None) -> Topic:
-        """Open a topic, which nobody else in this process knows of yet."""
+        """Open a topic that nothing else in this process uses yet."""
         table = self.load(name)
         wanted = self._writes if writes is None else writes
         looked_s = now_s()
@@ -131,7 +131,7 @@ class Topics:
                     claim = None
                 repairing.restore_partitions(table, self._data_folder)
             except StorageError as error:
-                # A full disk, most likely: what there is can be read.
+                # Most likely a full disk: the topic can still be read.
                 logger.warning("%s takes no appends: its table can't be written: %s", name, error)
             info = table.snapshot().topic
         return self._make(
@@ -145,7 +145,7 @@ class Topics:
         )
 
     def load(self, name: str) -> SegmentTable:
-        """The table of a topic; UnknownTopicError also if it is being deleted."""
+        """Return the table of a topic. Raise UnknownTopicError if there is none, or if it is being deleted."""
         table = self._catalog.load(name)
         if table.snapshot().topic.deleted:
             raise UnknownTopicError(f"topic {name!r} has been deleted")
@@ -159,15 +159,15 @@ class Topics:
         unset: Iterable[str],
         partitions: int | None,
     ) -> Topic:
-        """Change settings of a topic, take them back, or add partitions. Everything is applied, or nothing."""
+        """Set or unset settings of a topic, or add partitions. Either everything is applied or nothing."""
         topic = self.get(name)
         changed = check_topic_config(set_config or {}, where=f"topic {name!r}")
         removed = set(unset)
         unknown = sorted(removed - set(topic.config) - set(changed))
         if unknown:
             raise InvalidConfigError(
-                f"topic {name!r} has no setting {unknown[0]!r} of its own to take back; "
-                f"it has {', '.join(sorted(topic.config)) or 'none'}"
+                f"topic {name!r} can't unset {unknown[0]!r}, which is not set for it; "
+                f"its own settings: {', '.join(sorted(topic.config)) or 'none'}"
             )
         if partitions is not None:
             _check_partition_count(name, partitions)
@@ -191,7 +191,7 @@ class Topics:
         return topic
 
     def take_over(self, name: str, warehouse: str) -> TakenOver | None:
-        """Make this folder the owner of a topic that belongs to another one; None if it is already."""
+        """Make this folder the owner of a topic of another folder. Return None if it is the owner already."""
         with self.lock:
             table = self.load(name)
             done = takeover.take_over(table, self._ownership, self._data_folder, warehouse=warehouse)
@@ -200,7 +200,7 @@ class Topics:
             return done
 
     def plan_repair(self, name: str) -> RepairPlan:
-        """What is wrong with the table of a topic that can't be read, and what can be done. Nothing is changed."""
+        """Return what is wrong with the table of an unreadable topic and how to repair it. Nothing is changed."""
         try:
             table = self._catalog.load(name)
             table.plan(table.snapshot())
@@ -211,7 +211,7 @@ class Topics:
         raise InvalidError(f"The table of {name!r} can be read: there is nothing to repair.")
 
     def repair(self, name: str) -> RepairPlan:
-        """Have a topic whose table can't be read go back to the newest older state of it that can be used."""
+        """Restore a topic whose table can't be read to the newest older state of the table that can be used."""
         with self.lock:
             plan = self.plan_repair(name)
             state = plan.usable()
@@ -222,9 +222,9 @@ class Topics:
             return plan
 
     def _looked_at_again(self, topic: Topic) -> Topic | None:
-        """The topic as another process may have changed it; None if it is gone, or another one now."""
+        """Return the topic as another process may have changed it; None if it is gone, recreated or has a new owner."""
         try:
-            # By its own table, which reads the metadata only if there is another file of it.
+            # Through its own table, which reads the metadata only if there is a new metadata file.
             info = topic.table.snapshot().topic
         except UnknownTopicError:
             self.let_go(topic.name)
@@ -239,11 +239,11 @@ class Topics:
 
     @property
     def opened(self) -> Mapping[str, Topic]:
-        """The topics that have been opened, by name, without waiting for anybody who changes them."""
+        """The topics that have been opened, by name, without waiting for a change that is under way."""
         return self._opened
 
     def writers(self) -> list[PartitionWriter]:
-        """The writers of all partitions, without waiting for a topic that is being created or deleted."""
+        """Return the writers of all partitions, without waiting for a topic that is being created or deleted."""
         return [
             partition.writer
             for topic in list(self._opened.values())
@@ -252,7 +252,7 @@ class Topics:
         ]
 
     def own_names(self) -> list[str]:
-        """The names of all topics that this folder may change, also of those that can't be read or are Lastword's own."""
+        """Return the names of all topics that this folder may change, including unreadable and internal ones."""
         listing = self.listing(include_internal=True)
         foreign = {info.name for info in listing.infos if self._ownership.is_foreign(info)}
         foreign |= {
@@ -263,7 +263,7 @@ class Topics:
         return [name for name in listing.names if name not in foreign]
 
     def listing(self, *, include_internal: bool = False) -> TopicListing:
-        """All topics, those that can't be read too, without opening their WALs."""
+        """Return all topics, including unreadable ones, without opening their WALs."""
         self.check_open()
         names = [name for name in self._catalog.list() if include_internal or not is_internal(name)]
         visited = self.visit(lambda name: self._catalog.load(name).snapshot().topic, names)
@@ -273,15 +273,15 @@ class Topics:
         )
 
     def visit(self, act: Callable[[str], T], names: Iterable[str] | None = None) -> Visited[T]:
-        """Do something to each topic of this folder, or to some, by its name.
+        """Call `act` with the name of each topic of this folder, or with each of `names`.
 
-        One that is deleted meanwhile is skipped, also where that makes the act fail. What fails for one is noted, and
-        the others go on.
+        A topic that is deleted meanwhile is skipped, even if that makes `act` fail. A failure of one topic is noted
+        and does not stop the others.
         """
         return visit(self.own_names() if names is None else names, act, self.is_gone)
 
     def is_gone(self, name: str) -> bool:
-        """Whether there is no topic of that name any more, as far as the catalog can tell."""
+        """Return whether there is no topic of that name any more, as far as the catalog can tell."""
         self.check_open()
         try:
             return self._catalog.load(name).snapshot().topic.deleted
@@ -291,7 +291,7 @@ class Topics:
             return False
 
     def has(self, name: str, topic_id: str) -> bool:
-        """Whether there is a topic of that name with that id, perhaps one that can't be read."""
+        """Return whether there is a topic of that name with that id. It may be unreadable."""
         try:
             return self._catalog.place(name).topic_id.hex == topic_id and not self.is_gone(name)
         except UnknownTopicError:
@@ -307,17 +307,17 @@ class Topics:
     # ----------------------------------------------------------------------------------------- ending
 
     def begin(self) -> None:
-        """Bring to an end what an earlier writer of the log was killed in."""
+        """Finish creations and deletions that an earlier writer of the log was killed in."""
         self._lifecycle.finish_creations()
         self._lifecycle.forget_unfinished_deletions()
         self.finish_deletions()
 
     def has_deletions(self) -> bool:
-        """Whether there are deletions to finish."""
+        """Return whether there are deletions to finish."""
         return self._lifecycle.has_deletions()
 
     def delete(self, name: str, topic_id: UUID | None) -> None:
-        """Delete a topic with everything that belongs to it; with `topic_id` only if it is still that one."""
+        """Delete a topic with everything that belongs to it; with `topic_id` only if it still has that id."""
         with self.lock:
             self._decide_deletions(name)
             self._check_own_if_unreadable(name)
@@ -328,24 +328,24 @@ class Topics:
                 self.let_go(name)
                 raise
             self.let_go(name)
-        # It is gone. What can't be removed now is removed later.
-        with warned("the deletion of a topic is not done yet and is tried again"):
+        # The topic is gone. Files that can't be removed now are removed later.
+        with warned("the deletion of a topic is not finished and will be retried"):
             self._finish_deletion(deletion)
 
     def undecided(self) -> set[str]:
-        """Topics that were closed because they may have been deleted, or not: the catalog did not tell.
+        """Return the topics that were closed because the catalog did not say whether they have been deleted.
 
-        They take no appends until they are opened again.
+        They take no appends until they are reopened.
         """
         return set(self._undecided)
 
     def lost(self, topic: TopicInfo) -> None:
-        """Another folder has a topic now: whoever asks for it from now on finds the other's."""
+        """Replace a topic that another folder has taken: callers of `get` find the other folder's from now on."""
         name = topic.name
         with self.lock:
             lost = self._opened.get(name)
             if lost is None or lost.id != topic.id:
-                # It was deleted here, and perhaps created again: two writers of one WAL would overwrite each other.
+                # It was deleted here and perhaps recreated: two writers of one WAL would overwrite each other.
                 return
             try:
                 found = self.open(name)
@@ -353,17 +353,17 @@ class Topics:
                 self.let_go(name)
                 return
             except LastwordError as error:
-                # What there is stays, and says to everybody why it takes no appends.
-                logger.warning("%s, which was lost, can't be looked at: %s", name, error)
+                # The open topic stays, and tells every caller why it takes no appends.
+                logger.warning("%s, which another folder has taken, can't be opened: %s", name, error)
                 return
-            # In one step: to the broker, a topic that is not there has been deleted.
+            # In one step: the broker takes a missing topic for a deleted one.
             self._opened[name] = found
             self._forget(name)
-        with warned(f"closing {name}, which was lost"):
+        with warned(f"closing {name}, which another folder has taken"):
             lost.close()
 
     def let_go(self, name: str) -> None:
-        """Close a topic that is gone, or may be: it takes no more appends."""
+        """Close a topic that is gone or may be gone: it takes no more appends."""
         if (opened := self._opened.pop(name, None)) is not None:
             self._ownership.let_go(opened.id)
             with warned(f"closing {name}, which is being deleted"):
@@ -371,7 +371,10 @@ class Topics:
         self._forget(name)
 
     def _check_own_if_unreadable(self, name: str) -> None:
-        """NotOwnerError if a topic can't be read and may be another folder's: nobody else asks that before it goes."""
+        """Raise NotOwnerError if a topic is unreadable and may be another folder's.
+
+        Nothing else checks this before the topic is deleted.
+        """
         if not self._ownership.is_shared:
             return
         try:
@@ -379,8 +382,8 @@ class Topics:
         except CorruptError as error:
             if not self._ownership.has_noted(name, self._catalog.place(name).topic_id):
                 raise NotOwnerError(
-                    f"The topic {name!r} can't be read, and nothing in {self._data_folder} says that it is this folder's. Delete "
-                    f"it with the folder that it belongs to. {error}"
+                    f"The topic {name!r} can't be read, and nothing in {self._data_folder} shows that this folder "
+                    f"owns it. Delete it through the data folder that owns it. {error}"
                 ) from error
             for state in self._catalog.older_states(name):
                 if state.snapshot is not None:
@@ -389,19 +392,22 @@ class Topics:
                     return
 
     def _decide_deletions(self, name: str | None = None) -> None:
-        """Find out which deletions are decided, and make their names free. An error of `name` is raised."""
+        """Find out which deletions are decided, and free their names. Only an error of `name` is raised."""
         for deletion in self._lifecycle.deletions():
             if deletion.name == name:
                 self._drop_if_decided(deletion)
             else:
-                with warned("the deletion of a topic is not done yet and is tried again"):
+                with warned("the deletion of a topic is not finished and will be retried"):
                     self._drop_if_decided(deletion)
 
     def _drop_if_decided(self, deletion: Deletion) -> bool:
-        """Whether the topic of a deletion is gone. What was withdrawn is a topic like any other."""
+        """Drop the topic of a deletion that is decided. Return whether it is gone.
+
+        A topic whose deletion was withdrawn is a topic like any other.
+        """
         with self.lock:
             if not self._lifecycle.is_decided(deletion):
-                # It stays among those that somebody must open again: who asks here may not be the one that does.
+                # It stays undecided, so that it is reopened: this caller may not be the one that reopens it.
                 return False
             self._undecided.discard(deletion.name)
             opened = self._opened.get(deletion.name)
@@ -411,9 +417,9 @@ class Topics:
             return True
 
     def finish_deletions(self) -> None:
-        """Remove what deleted topics have left, as far as that can be done now."""
+        """Remove the remains of deleted topics, as far as possible now."""
         for deletion in self._lifecycle.deletions():
-            with warned("the deletion of a topic is not done yet and is tried again"):
+            with warned("the deletion of a topic is not finished and will be retried"):
                 self._finish_deletion(deletion)
 
     def _finish_deletion(self, deletion: Deletion) -> None:
@@ -422,7 +428,7 @@ class Topics:
                 self._lifecycle.clean(deletion)
 
     def close(self) -> list[LastwordError]:
-        """Close every topic that is open; what went wrong."""
+        """Close every open topic. Return the errors."""
         errors: list[LastwordError] = []
         for topic in list(self._opened.values()):
             try:
@@ -433,10 +439,10 @@ class Topics:
 
 
 def warning_of_more_partitions(name: str, partitions: int) -> str:
-    """What whoever adds partitions to a compacted topic must know."""
+    """Return the warning for adding partitions to a compacted topic."""
     return (
-        f"{name} is compacted and has {partitions} partitions now: keys that belong to another one from now on are "
-        f"in two of them, until compaction and retention have taken the older records"
+        f"{name} is compacted and has {partitions} partitions now: keys that move to another partition are "
+        f"in two of them until compaction and retention have removed the older records"
     )
 
 
@@ -449,7 +455,7 @@ def _check_partition_count(name: str, partitions: int) -> None:
 
 @contextmanager
 def warned(what: str) -> Iterator[None]:
-    """Run the block; an error of storage or disk is logged, and the work is left for later."""
+    """Run the block. An error of storage or disk is logged, and the work is left for later."""
     try:
         yield
     except (LastwordError, OSError) as error:

@@ -1,21 +1,21 @@
-"""The background work: seals, compacts, applies retention, deletes, expires, collects and measures, each in its time.
+"""The background worker: seals, compacts, applies retention, deletes, expires, collects and measures on schedule.
 
-The worker only decides when. What is done is the log's: every job is a call that could be made by hand, is
-isolated from the others, and leaves a whole state behind at each commit.
+The worker only decides when a job runs. The log does the work: every job is a call that could be made by hand, is
+isolated from the others, and leaves a consistent state behind at each commit.
 
-Each lane has a thread and runs its jobs one after the other, so that none waits for a job of another lane (lanes.py says
-what may run beside what):
+Each lane has a thread and runs its jobs one after the other, so that no job waits for another lane (lanes.py says which
+jobs may run at the same time):
 
     seal      sealing
-    clean     erasures that are not done, then compaction
+    clean     unfinished erasures, then compaction
     tidy      retention, the WAL deleter, expiry, collection
     measure   metrics
 
-A stop request ends each lane between two commits. A job that fails is tried again after a pause that doubles, up to an
-hour; so is each partition whose compaction fails, and each topic that can't be sealed, while the others go on.
+A stop request ends each lane between two commits. A failed job is retried after a pause that doubles, up to an hour. So
+is each partition whose compaction fails, and each topic that can't be sealed. They don't hold up the others.
 
-Killed at any point, the next worker goes on where this one was: `worker.json` (worker_state.py) keeps when each job is due, which
-topic has waited longest for it, and what was being compacted.
+If the worker is killed, the next one continues from there: `worker.json` (worker_state.py) keeps when each job is due,
+which topic has waited longest for it, and which partitions were being compacted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RetentionStep = Literal["retention", "delete", "expire", "collect"]
-"""What a round of retention consists of: sealed segments, WAL files, snapshots, files that nothing names."""
+"""The steps of a round of retention: sealed segments, WAL files, snapshots, files that nothing references."""
 LONGEST_PAUSE_MS = 3_600_000
 LONGEST_SEAL_PAUSE_MS = 60_000
 FIRST_PAUSE_MS = 10_000
@@ -61,12 +61,12 @@ Lane = Literal["seal", "clean", "tidy", "measure"]
 
 
 def pause_ms(failures: int) -> int:
-    """How long to wait after so many failures in a row."""
+    """Return how long to wait after this many failures in a row."""
     return min(FIRST_PAUSE_MS << min(failures - 1, 20), LONGEST_PAUSE_MS)
 
 
 def schedule(config: BrokerConfig) -> dict[str, tuple[int, int]]:
-    """Each job's delay after the start and the pause between two runs, in milliseconds."""
+    """Return each job's delay after the start and the pause between two runs, in milliseconds."""
     jobs = {
         "seal": (0, config.seal_interval_ms),
         "compact": (config.worker_initial_delay_ms, config.worker_interval_ms),
@@ -93,7 +93,7 @@ _LANES: dict[str, Lane] = {
 
 @dataclass(slots=True)
 class _Unsealed:
-    """A topic that can't be sealed, or only in part, and when it is tried again."""
+    """A topic that can't be sealed, or only in part, and when it is retried."""
 
     failures: int
     message: str
@@ -121,7 +121,7 @@ class Worker:
             "collect": lambda: self._retain("collect"),
             "measure": self._log.measure,
         }
-        # A lane's thread and whoever wants every job at once take turns.
+        # A lane's thread and callers of `run_all` take turns.
         self._lane_locks: dict[Lane, threading.RLock] = {lane: threading.RLock() for lane in _LANES.values()}
 
     @property
@@ -131,7 +131,7 @@ class Worker:
     # ------------------------------------------------------------------------------------------ running
 
     def run_due(self, lane: Lane | None = None) -> list[str]:
-        """Run the jobs whose time has come, of a lane or of all; their names."""
+        """Run the jobs that are due, of a lane or of all. Return their names."""
         done: list[str] = []
         for name, job in self.status.jobs.items():
             if self._stop.is_set():
@@ -145,7 +145,7 @@ class Worker:
         return done
 
     def run_all(self) -> None:
-        """Run every job once, now, one after the other. A lane that is busy with a job is waited for."""
+        """Run every job once, now, one after the other. Wait for a lane that is busy with a job."""
         for name, job in self.status.jobs.items():
             with self._lane_locks[_LANES[name]]:
                 if not self._stop.is_set():
@@ -154,7 +154,7 @@ class Worker:
     def run(self) -> None:
         """Run jobs as they fall due, until `stop`. LockedError if the log has a worker already."""
         with RoleLock.acquire(self._log.path, Role.WORKER, self._clock):
-            # A worker that is killed before its first job has ended has still begun to wait for the others.
+            # Saved now: a worker that is killed before its first job ends has still begun to wait for the others.
             self._keeper.save()
             threads = [
                 threading.Thread(target=self._run_lane, args=(lane,), name=f"lastword-{lane}", daemon=True)
@@ -174,11 +174,11 @@ class Worker:
         return self
 
     def stop(self) -> None:
-        """Ask the worker to end; each lane does between two commits."""
+        """Ask the worker to end. Each lane ends between two commits."""
         self._stop.set()
 
     def close(self) -> None:
-        """Stop, and wait until it has."""
+        """Stop the worker and wait until it has ended."""
         self.stop()
         if self._thread is not None:
             self._thread.join()
@@ -198,7 +198,7 @@ class Worker:
                 wait_ms = min(max(next_ms - self._clock.now_ms(), 1), _LONGEST_WAIT_MS)
                 self._stop.wait(wait_ms / 1000)
         except BaseException as error:  # noqa: BLE001
-            # A worker without one of its lanes would look as if it worked.
+            # A worker that has lost one of its lanes would look healthy.
             self._ended.append(error)
             self._stop.set()
 
@@ -213,13 +213,13 @@ class Worker:
             error = caught
         except Exception as caught:
             # A bug in one job must not end the others.
-            logger.exception("the %s job met an unexpected error", name)
+            logger.exception("the %s job failed with an unexpected error", name)
             error = caught
         now_ms = self._clock.now_ms()
         interval_ms = self._schedule[name][1]
         with self._keeper.lock:
             if self._stop.is_set() and error is None:
-                # It may have been broken off: the next worker goes on with it at once.
+                # It may have been interrupted: the next worker resumes it at once.
                 interval_ms = 0
             wait_ms = interval_ms if error is None else self._failed(name, job, error, interval_ms)
             if error is None:
@@ -231,21 +231,21 @@ class Worker:
             self._keeper.save()
 
     def _failed(self, name: str, job: JobStatus, error: Exception, interval_ms: int) -> int:
-        """Note a failure; how long to wait."""
+        """Note a failure. Return how long to wait."""
         if isinstance(error, _PartlyDoneError):
-            # Each topic that failed has a pause of its own; the others must not wait for it.
+            # Each topic that failed has its own pause. The others must not wait for it.
             job.failures, wait_ms = error.failures or job.failures + 1, interval_ms
         else:
             job.failures += 1
-            # A process that has the role is done with it at some time, and no try costs anything.
+            # The process that has the role releases it at some time, and an attempt costs nothing.
             count = 1 if isinstance(error, LockedError) else job.failures
             wait_ms = max(interval_ms, pause_ms(count))
         said, job.last_error = job.last_error, str(error) or type(error).__name__
         metrics.WORKER_FAILURES.labels(name).inc()
-        # What fails every few seconds is said once.
+        # A failure that repeats every few seconds is logged once.
         is_old = isinstance(error, _PartlyDoneError | LockedError) and said == job.last_error
         level = logging.DEBUG if is_old else logging.ERROR
-        logger.log(level, "the %s job failed and is tried again in %d s: %s", name, wait_ms // 1000, error)
+        logger.log(level, "the %s job failed and will be retried in %d s: %s", name, wait_ms // 1000, error)
         return wait_ms
 
     def _seal(self) -> None:
@@ -258,7 +258,7 @@ class Worker:
                 return [waiting.message] if waiting is not None else []
             turns.take(name, save=False)
             report = self._log.topic(name).seal_rolled(
-                # It is called before the first file is written, if there is any.
+                # Called before the first file is written, if there is one.
                 progress=lambda done, _total: self._keeper.save() if done == 0 else None,
                 stop=self._stop.is_set,
             )
@@ -280,7 +280,7 @@ class Worker:
                 found[name] = before
                 continue
             count = 1 if before is None else before.failures + 1
-            # Its other partitions can be sealed, so it never waits for long.
+            # Its other partitions may be sealable, so it never waits for long.
             found[name] = _Unsealed(count, message, now_ms + min(pause_ms(count), LONGEST_SEAL_PAUSE_MS))
         self._unsealed = found
 
@@ -288,7 +288,7 @@ class Worker:
         try:
             self.status.erasures_left = self._log.finish_erasures()
         finally:
-            # An erasure that can't go on is told, and keeps no topic from being compacted.
+            # An erasure that can't continue is reported, but does not prevent compaction.
             self._compact_what_is_due()
 
     def _compact_what_is_due(self) -> None:
@@ -321,7 +321,7 @@ class Worker:
             self._keeper.put_down(tried, all_of_it=not self._stop.is_set())
 
     def compacted(self, done: Collection[TopicOrPartition]) -> None:
-        """Somebody has compacted these by hand: they, and their topics as a whole, fail no longer."""
+        """Clear the failures of partitions that were compacted by hand, and those of their topics as a whole."""
         topics = {topic for topic, _ in done}
         with self._keeper.lock:
             self.status.failing = [
@@ -333,7 +333,7 @@ class Worker:
             self._keeper.save()
 
     def _retain(self, step: RetentionStep) -> None:
-        # The deleter looks at all topics before it removes anything, oldest files first.
+        # The deleter looks at all topics before it removes anything, because it removes the oldest files first.
         turns = None if step == "delete" else TopicOrder(self._keeper, step)
         report = self._log.run_retention(steps=[step], turns=turns, stop=self._stop.is_set)
         if report.problems:
@@ -341,7 +341,7 @@ class Worker:
 
 
 def _first_status(data_folder: Path, jobs: Mapping[str, tuple[int, int]], now_ms: int) -> WorkerStatus:
-    """Where a new worker begins: where the one before it was."""
+    """Return the first status of a new worker, which continues from the previous worker's."""
     status = WorkerStatus(pid=os.getpid(), started_ms=now_ms)
     earlier = load_status(data_folder)
     for name, (delay_ms, _) in jobs.items():
@@ -350,10 +350,10 @@ def _first_status(data_folder: Path, jobs: Mapping[str, tuple[int, int]], now_ms
         return status
     for name, job in status.jobs.items():
         if (before := earlier.jobs.get(name)) is not None:
-            # A worker that is restarted again and again would put off what it has to wait for, each time.
+            # Otherwise a worker that is restarted repeatedly would put off each job that has to wait.
             job.next_run_ms = min(job.next_run_ms, before.next_run_ms)
-    # A partition that kept failing goes on waiting: a restart is no reason to think that it will do now. It is one where
-    # a whole topic failed: most likely Spark could not be started, and somebody has seen to that.
+    # A partition that kept failing still waits: a restart is no reason to expect that it will succeed now. It is one if
+    # a whole topic failed: most likely Spark could not be started, and that has been fixed.
     status.failing = [
         each if each.partition is not None else replace(each, retry_ms=now_ms) for each in earlier.failing
     ]
@@ -366,7 +366,7 @@ def _first_status(data_folder: Path, jobs: Mapping[str, tuple[int, int]], now_ms
 
 
 class _PartlyDoneError(LastwordError):
-    """A job that was done but for some topics, which the message names. `failures`: how often one of them has failed."""
+    """The error of a job that failed for some topics, named in the message. `failures`: how often one has failed."""
 
     def __init__(self, message: str, failures: int | None = None) -> None:
         super().__init__(message)

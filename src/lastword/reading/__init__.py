@@ -1,10 +1,10 @@
-"""Reading: what can be read of a partition, and from where.
+"""Reading the records of partitions and topics.
 
 reader.py      one partition: sealed segments, then the WAL's tail
-timetravel.py  as it was at an offset, a time or a snapshot
-winners.py     which rows win their keys, in bounded memory
-state.py       the state: those rows
-compacted.py   what a compaction service has kept
+timetravel.py  a partition as of an offset, a time or a snapshot
+winners.py     finds the rows that win their keys, in bounded memory
+state.py       the state view: those rows
+compacted.py   the records that a compaction service keeps
 streaming.py   several partitions as one stream
 readers.py     named readers and their positions
 """

@@ -1,10 +1,10 @@
-"""Reads compacted history through a topic's compaction service, page by page, and says where the log goes on.
+"""Reads compacted history through a topic's compaction service, page by page, up to where the log continues.
 
 The pages of one read may come from before and after compactions that commit meanwhile. Each is complete from its
-start on, as of when it was read. So a record that has gone between two pages was superseded by one that has been
-read or is still ahead, or it was a tombstone whose time (delete.retention.ms) had come. What is still ahead may lie
-past the end that the log had when the read began: a read that a compaction overtakes goes on up to what that one
-compacted.
+start on, as of when it was read. So a record that disappeared between two pages was superseded by one that has been
+read or is still ahead, or it was a tombstone whose time (delete.retention.ms) had come. A record that is still ahead
+may lie past the log end at the start of the read: a read that a compaction overtakes continues to the end of the
+compacted part.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from lastword.compaction.service import TopicCompactionService
 
 PAGE_RECORDS = 16 * 1024
-"""How many records a service is asked for at a time: a row group of a sealed segment."""
+"""The number of records to request from a service at a time: a row group of a sealed segment."""
 
 
 def read_compacted(
     service: TopicCompactionService, reader: PartitionReader, offset: int
 ) -> Generator[pa.RecordBatch, None, int]:
-    """Compacted records from `offset` on, in record.RECORD_SCHEMA; returns the offset at which the log goes on."""
+    """Read compacted records from `offset` on, in record.RECORD_SCHEMA. Return the offset where the log continues."""
     partition = reader.partition
     while offset < (position := service.last_compacted_position(partition) or 0):
-        # A service may keep what the log has forgotten.
+        # A service may keep records from before the log start.
         offset = max(offset, reader.table.snapshot().positions[partition].log_start)
         entries = service.read_compacted_entries(partition, offset, PAGE_RECORDS)
         if entries is None:
@@ -47,7 +47,7 @@ def read_compacted(
 
 
 def to_arrow(records: Sequence[Record]) -> pa.RecordBatch:
-    """Records as a batch of record.RECORD_SCHEMA."""
+    """Return records as a batch of record.RECORD_SCHEMA."""
     columns = {
         "partition": [record.partition for record in records],
         "offset": [record.offset for record in records],
@@ -68,12 +68,12 @@ def to_arrow(records: Sequence[Record]) -> pa.RecordBatch:
 
 
 def _check(entries: Sequence[Record], partition: int, offset: int) -> None:
-    """Whatever a service does, no reader gets a record twice or from elsewhere."""
+    """Raise UnavailableError if a service would give a reader a record twice or from another place."""
     offsets = [offset - 1, *(entry.offset for entry in entries)]
     if any(after <= before for before, after in pairwise(offsets)) or any(
         entry.partition != partition for entry in entries
     ):
         raise UnavailableError(
-            f"The compaction service gave records of partition {partition} that it was not asked for, or in disorder: "
-            f"offset {offset} and later ones were asked for, it gave {offsets[1]} to {offsets[-1]}."
+            f"The compaction service returned wrong or unordered records for partition {partition}: "
+            f"the request was for offsets from {offset} on, the answer has {offsets[1]} to {offsets[-1]}."
         )

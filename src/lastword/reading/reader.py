@@ -1,14 +1,14 @@
-"""Reads a partition: the sealed segments of one snapshot, then the WAL's tail, as one sequence without a seam.
+"""Reads a partition: the sealed segments of one snapshot, then the WAL's tail, as one seamless sequence.
 
-A replay, by its steps:
+Steps of a replay:
 1. look at the table, and take a lease on its snapshot, so that expiry and collection leave its files alone;
 2. read the snapshot's segments in offset order, from the wanted offset up to the sealed end;
-3. read the WAL from there on. Where it no longer has the next offset, that has been sealed meanwhile: begin
+3. read the WAL from there on. If it no longer has the next offset, that offset has been sealed meanwhile: start
    again at 1, from that offset.
 
-A file that is gone all the same (a lapsed lease) leads back to 1 too. So the sequence has no gap and no double,
-whatever sealing, retention, the deleter, expiry and collection do meanwhile. Where retention has overtaken the
-reader, it goes on at the log start.
+A file that is gone anyway (an expired lease) also leads back to 1. So the sequence has no gaps and no duplicates,
+whatever sealing, retention, the deleter, expiry and collection do meanwhile. If retention overtakes the reader, it
+continues at the log start.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TAIL_BYTES = 4 << 20
-"""About how much of the WAL is decoded at a time."""
+"""The approximate size of the WAL part that is decoded at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """The offsets of a partition that can be read: from `log_start` up to, but without, `log_end`."""
+    """The offsets of a partition that can be read: from `log_start` up to but excluding `log_end`."""
 
     log_start: int
     log_end: int
 
 
 class PartitionReader:
-    """Reads one partition. Each `replay` is independent; a reader is not for use by several threads."""
+    """Reads one partition. Each `replay` is independent. Not safe for use by several threads."""
 
     def __init__(
         self, table: SegmentTable, partition: int, wal_folder: Path, leases: LeaseKeeper | None
@@ -67,7 +67,7 @@ class PartitionReader:
         self._wal = WalReader(wal_folder)
 
     def extent(self, snapshot: Snapshot | None = None) -> Extent:
-        """What can be read now, by a fresh look at table and WAL."""
+        """Return the offsets that can be read now, from a fresh look at table and WAL."""
         at = (snapshot or self.table.snapshot()).positions[self.partition]
         return Extent(log_start=at.log_start, log_end=max(at.sealed_end, at.log_start, self._wal.end() or 0))
 
@@ -77,7 +77,7 @@ class PartitionReader:
         return self.extent().log_end if extent is None else extent.start
 
     def check(self, offset: int) -> None:
-        """OffsetOutOfRangeError if a read can't begin at an offset."""
+        """Raise OffsetOutOfRangeError if a read can't begin at an offset."""
         extent = self.extent()
         if not extent.log_start <= offset <= extent.log_end:
             raise OffsetOutOfRangeError(
@@ -86,10 +86,10 @@ class PartitionReader:
             )
 
     def replay(self, offset: int, end_offset: int) -> Generator[pa.RecordBatch, None, int]:
-        """Records from `offset` up to, but without, `end_offset`, in record.RECORD_SCHEMA.
+        """Read records from `offset` up to but excluding `end_offset`, in record.RECORD_SCHEMA.
 
-        Where compaction has overtaken the end, it goes on to the first dirty offset: what beat a record before
-        the end may lie behind it. Returns the offset up to which it has read.
+        If compaction has overtaken the end, continue to the first dirty offset: the record that superseded one
+        before the end may come after it. Return the offset up to which records were read.
         """
         gone_in: int | None = None
         while offset < end_offset:
@@ -97,7 +97,7 @@ class PartitionReader:
             at = snapshot.positions[self.partition]
             end_offset = max(end_offset, at.first_dirty)
             if offset < at.log_start:
-                logger.info("partition %d: going on at the log start %d", self.partition, at.log_start)
+                logger.info("partition %d: continuing at the log start %d", self.partition, at.log_start)
                 offset = at.log_start
             with self.pin(snapshot):
                 try:
@@ -108,7 +108,7 @@ class PartitionReader:
                 except SegmentGoneError as error:
                     if gone_in == snapshot.id:
                         raise CorruptError(
-                            f"{error} It belongs to the table's current snapshot; records of it are lost.",
+                            f"{error} It belongs to the table's current snapshot: its records are lost.",
                             path=str(error),
                             offset=offset,
                         ) from error
@@ -130,16 +130,16 @@ class PartitionReader:
         return offset
 
     def offset_for_time(self, timestamp_ms: int) -> int:
-        """The first offset whose record is not older than a time; the log end if there is none."""
+        """Return the first offset whose record is not older than a time; the log end if there is none."""
         found = self.find_time(timestamp_ms)
         return self.extent().log_end if found is None else found[0]
 
     def find_time(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """The offset and the time of the first record that is not older than a time; None if there is none."""
+        """Return the offset and the time of the first record that is not older than a time, or None."""
         return self._searched(lambda snapshot: self._find_time(snapshot, timestamp_ms))
 
     def find_latest(self) -> tuple[int, int] | None:
-        """The offset and the time of the record with the latest time, the first such; None if there is none."""
+        """Return the offset and the time of the first record with the latest time, or None."""
         return self._searched(self._find_latest)
 
     def _searched(self, search: Callable[[Snapshot], tuple[int, int] | None]) -> tuple[int, int] | None:
@@ -159,7 +159,7 @@ class PartitionReader:
                         return found
         offset = max(snapshot.positions[self.partition].sealed_end, extent.log_start)
         while placed := self._wal.read(offset, max_bytes=TAIL_BYTES):
-            # A batch's header says whether it is worth decoding.
+            # A batch's header tells whether it is worth decoding.
             for each in placed:
                 if each.header.max_timestamp_ms >= timestamp_ms:
                     for records in decode([each], from_offset=offset):
@@ -175,7 +175,7 @@ class PartitionReader:
             if bound_ms <= latest_ms:
                 continue
             if first_offset < log_start:
-                # The record that its bound speaks of may be deleted.
+                # The record that set its bound may have been deleted.
                 bound_ms = max(map(latest_timestamp_ms, read()), default=NO_TIMESTAMP_MS)
                 if bound_ms <= latest_ms:
                     continue
@@ -188,7 +188,7 @@ class PartitionReader:
     def _latest_bounds(
         self, snapshot: Snapshot, log_start: int
     ) -> Iterator[tuple[int, int, Callable[[], Iterable[pa.RecordBatch]]]]:
-        """Every segment, then every batch of the tail: its first offset, a bound of its timestamps, its records."""
+        """Yield every segment, then every batch of the tail: its first offset, its timestamp bound, its records."""
         for segment in self.table.plan(snapshot, self.partition, log_start):
             yield (
                 segment.first_offset,
@@ -206,13 +206,13 @@ class PartitionReader:
         self._wal.close()
 
     def pin(self, snapshot: Snapshot) -> AbstractContextManager[object]:
-        """Keep expiry and collection away from a snapshot's files."""
+        """Return a context that keeps expiry and collection away from a snapshot's files."""
         if self._leases is None:
             return nullcontext()
         try:
             return self._leases.hold(topic_id=snapshot.topic.id.hex, job="replay", snapshot_id=snapshot.id)
         except StorageError as error:
-            # A full disk, or a folder that may only be read. A file that goes is looked for in the table again.
+            # A full disk, or a read-only folder. If a file goes away, the reader looks at the table again.
             logger.warning("reading without a lease: %s", error)
             return nullcontext()
 
@@ -228,11 +228,11 @@ class PartitionReader:
                     return
 
     def step_over(self, damaged: DamagedRange) -> None:
-        """Have the records behind a damaged range read, when they are asked for: nothing else says where they begin."""
+        """Let later reads continue after a damaged range: nothing else tells where the records after it begin."""
         self._wal.step_over(damaged.seq, damaged.end_offset, damaged.end_position)
 
     def tail(self, offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
-        """Records from the WAL alone; OffsetGoneError if it does not have `offset` any more."""
+        """Read records from the WAL alone. Raise OffsetGoneError if it does not have `offset` any more."""
         while offset < end_offset:
             placed = self._wal.read(offset, max_bytes=TAIL_BYTES)
             if not placed:
@@ -244,5 +244,5 @@ class PartitionReader:
             offset = placed[-1].header.next_offset
 
     def count_tail(self, offset: int, end_offset: int) -> int:
-        """Count the records of a span in the WAL; OffsetGoneError if it does not have `offset` any more."""
+        """Count the records of a span in the WAL. Raise OffsetGoneError if it does not have `offset` any more."""
         return self._wal.count(offset, end_offset)

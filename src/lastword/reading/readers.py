@@ -1,9 +1,9 @@
-"""Readers of a topic: several partitions as one sequence, and named readers that remember how far they came.
+"""Readers of a topic: several partitions as one sequence, and named readers that remember their positions.
 
 A named reader's positions are one small file, replaced as a whole at each commit:
-`readers/<topic id>/<name>.json`. They carry the topic's id, so that a topic that was deleted and created again
-does not inherit them. Consumer groups of Kafka's clients keep their offsets elsewhere; what compaction must know of
-them, where they stand and when they were last seen, is in `readers/<topic id>/groups/`.
+`readers/<topic id>/<name>.json`. The path has the topic's id, so that a topic that was deleted and recreated
+does not inherit them. Consumer groups of Kafka's clients keep their offsets elsewhere. Compaction needs their
+positions and when they were last seen, which are in `readers/<topic id>/groups/`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lastword.reading.reader import PartitionReader
 from lastword.record import Record
 from lastword.segments.rows import to_records
 
-# A file system's names have at most 255 bytes, and the longest here is the name with '.json.tmp'.
+# A file name has at most 255 bytes, and the longest one here is the reader's name with '.json.tmp'.
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,240}")
 _SHORTEST_WAIT_MS = 2
 _LONGEST_WAIT_MS = 50
@@ -36,7 +36,7 @@ _NOTE_EVERY_MS = 60_000
 
 
 class CommittedPositions:
-    """Where a named reader stands in each partition: the offset that it reads next."""
+    """The positions of a named reader: the offset that it reads next in each partition."""
 
     def __init__(self, data_folder: Path, topic_id: str, name: str) -> None:
         if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
@@ -70,18 +70,18 @@ class CommittedPositions:
             os.utime(self._path, ns=(now_ms * 1_000_000, now_ms * 1_000_000))
 
     def active_ms(self) -> int:
-        """When the reader last committed or polled."""
+        """Return when the reader last committed or polled."""
         return self._path.stat().st_mtime_ns // 1_000_000
 
 
 def reader_names(data_folder: Path, topic_id: str) -> list[str]:
-    """The named readers that have committed positions on a topic."""
+    """Return the named readers that have committed positions on a topic."""
     folder = data_folder / READERS_FOLDER / topic_id
     return sorted(path.stem for path in folder.glob("*.json")) if folder.exists() else []
 
 
 def committed_positions(data_folder: Path, topic_id: str) -> list[ReaderPosition]:
-    """Where every named reader and group stands, for those who must not take away what it has not read."""
+    """Return the positions of every named reader and group, for jobs that must keep records that they have not read."""
     found: list[ReaderPosition] = []
     for name in reader_names(data_folder, topic_id):
         committed = CommittedPositions(data_folder, topic_id, name)
@@ -94,7 +94,7 @@ def committed_positions(data_folder: Path, topic_id: str) -> list[ReaderPosition
 
 
 def group_positions(data_folder: Path, topic_id: str) -> list[ReaderPosition]:
-    """Where the groups of a topic stand."""
+    """Return the positions of a topic's groups."""
     folder = data_folder / READERS_FOLDER / topic_id / GROUPS_FOLDER
     paths = sorted(folder.glob("*.json")) if folder.exists() else []
     return [position for path in paths for position in _positions_in(path)]
@@ -103,7 +103,7 @@ def group_positions(data_folder: Path, topic_id: str) -> list[ReaderPosition]:
 def save_group_positions(
     data_folder: Path, topic_id: str, group_id: str, positions: Mapping[int, tuple[int, int]]
 ) -> None:
-    """Say where a group stands in each partition of a topic, and when it was last seen there; nothing: forget it."""
+    """Save a group's position in each partition of a topic, and when it was last seen. Without positions, forget it."""
     folder = data_folder / READERS_FOLDER / topic_id / GROUPS_FOLDER
     path = folder / f"{_file_name(group_id)}.json"
     if not positions:
@@ -127,22 +127,22 @@ def _positions_in(path: Path) -> list[ReaderPosition]:
             )
             for partition, (position, active_ms) in saved["positions"].items()
         ],
-        "Remove it: the broker writes it anew at its next start.",
+        "Remove it: the broker writes it again at its next start.",
     )
     return found or []
 
 
 def _file_name(group_id: str) -> str:
-    """A group's id may be any text: it is escaped, or if that is too long for a name, hashed."""
+    """Return a file name for a group's id, which may be any text: escaped, or hashed if that is too long."""
     escaped = quote(group_id, safe="")
-    # No escaped name has a '+' in it, and none may be one of a folder's own.
+    # No escaped name has a '+', and none may be '.' or '..'.
     return f"+{escaped}" if len(escaped) <= 200 else f"++{sha256(group_id.encode()).hexdigest()}"
 
 
 class Reader:
-    """Reads partitions from their positions on. Not for use by several threads.
+    """Reads partitions from their positions on. Not safe for use by several threads.
 
-    Within a partition records come in offset order; between partitions there is no order.
+    Within a partition records come in offset order. Across partitions there is no order.
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class Reader:
 
     @property
     def positions(self) -> dict[int, int]:
-        """The next offset of each partition that `poll` gives."""
+        """The offset of each partition that `poll` returns next."""
         return dict(self._positions)
 
     def poll_arrow(self, *, max_records: int | None = None, timeout_s: float = 0.0) -> pa.RecordBatch | None:
-        """The next records of one partition, in record.RECORD_SCHEMA; None if none came within the time."""
+        """Return the next records of one partition, in record.RECORD_SCHEMA; None if none arrive in time."""
         self._note_activity()
         deadline_ms = self._clock.now_ms() + timeout_s * 1000
         wait_ms = _SHORTEST_WAIT_MS
@@ -182,12 +182,12 @@ class Reader:
             wait_ms = min(wait_ms * 2, _LONGEST_WAIT_MS)
 
     def poll(self, *, max_records: int = 500, timeout_s: float = 0.0) -> list[Record]:
-        """The next records; an empty list if none came within the time."""
+        """Return the next records; an empty list if none arrive in time."""
         records = self.poll_arrow(max_records=max_records, timeout_s=timeout_s)
         return [] if records is None else list(to_records(records))
 
     def seek(self, partition: int, offset: int) -> None:
-        """Go on at another offset of a partition."""
+        """Continue at another offset of a partition."""
         if partition not in self._partitions:
             raise UnknownPartitionError(
                 f"This reader does not read partition {partition}; it reads {sorted(self._partitions)}."
@@ -199,7 +199,7 @@ class Reader:
             self._left = None
 
     def commit(self) -> None:
-        """Remember the positions, so that the next reader of this name begins there."""
+        """Save the positions, so that the next reader of this name begins there."""
         if self._committed is None:
             raise InvalidError("Only a named reader can commit; get one with topic.reader(name).")
         self._committed.save(self._positions, self._clock.now_ms())
@@ -227,8 +227,8 @@ class Reader:
             raise ClosedError("The reader has been closed.")
         if self._left is not None:
             return self._left
-        # A stream ends where the log ended when it began. So those that had begun before are looked at again,
-        # after the others had their turn.
+        # A stream ends at the log end of when it began. So streams that had begun earlier get a second look,
+        # after the others have had their turn.
         for partition in [*self._turn, *(each for each in self._turn if each in self._streams)]:
             records = next(self._stream(partition), None)
             if records is not None:

@@ -1,4 +1,4 @@
-"""The state view: the winner of each key, sealed and tail together, without the keys that were deleted."""
+"""The state view: the winner of each key, from sealed segments and tail together, without deleted keys."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from lastword.segments.rows import at_offsets
 
 
 def state_view(readers: Sequence[PartitionReader], strategy: Strategy, as_of: AsOf | None = None) -> pa.Table:
-    """Return the state of a topic, now or as of a point of its past, as record.RECORD_SCHEMA, by partition and offset.
+    """Return the state of a topic, now or as of a point in the past, in record.RECORD_SCHEMA, by partition and offset.
 
-    A key counts once.
+    Each key appears once.
     """
 
     def attempt() -> pa.Table:
@@ -44,9 +44,9 @@ def state_view(readers: Sequence[PartitionReader], strategy: Strategy, as_of: As
 
 
 def winning_rows(reader: PartitionReader, found: PartitionWinners) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition that win their keys, in offset order, tombstones too, as record.RECORD_SCHEMA.
+    """Yield the rows of a partition that win their keys, with tombstones, in offset order, as record.RECORD_SCHEMA.
 
-    The snapshot of the view is pinned by the caller.
+    The caller pins the snapshot of the view.
     """
     for sealed, mask in zip(found.sealed, found.masks, strict=False):
         if mask.any():

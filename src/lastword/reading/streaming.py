@@ -1,4 +1,4 @@
-"""One stream over some partitions of a topic: what is there, one partition after the other, and then what comes."""
+"""One stream over partitions of a topic: the existing records, partition by partition, then the new ones."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from lastword.compaction.service import TopicCompactionService
 
 Start = int | Literal["earliest", "latest"]
-"""Where a read begins: an offset, or an end of the log."""
+"""The start of a read: an offset, or one end of the log."""
 
 
 def start_offset(reader: PartitionReader, start: Start | Mapping[int, Start]) -> int:
-    """The offset at which a read of a partition begins. Of partitions that a mapping leaves out, all is read."""
+    """Return the offset where a read of a partition begins. Partitions not in a mapping begin at the log start."""
     wanted = start.get(reader.partition, "earliest") if isinstance(start, Mapping) else start
     extent = reader.extent()
     if wanted == "earliest":
@@ -40,9 +40,9 @@ def stream(
     follow_until: Callable[[], bool] | None = None,
     clock: Clock,
 ) -> Iterator[pa.RecordBatch]:
-    """Records from `start` up to the log end as of now, in record.RECORD_SCHEMA; then those that come, until told so.
+    """Read records from `start` to the current log end, in record.RECORD_SCHEMA, then new ones until `follow_until`.
 
-    What a service has compacted is read through it. The readers are closed at the end.
+    Records that a service has compacted are read through it. The readers are closed at the end.
     """
     ends = {each: reader.extent().log_end for each, reader in readers.items()}
     return _stream(readers, start, ends, service, follow_until, clock)

@@ -1,16 +1,16 @@
-"""Views of a partition as it was: as of an offset, a time, or a snapshot.
+"""Views of a partition as of an offset, a time, or a snapshot.
 
-As of an offset X, a view shows what a reader that had read up to X would have found, had it begun then. It is
-exact if X has not been overtaken by compaction: a snapshot is still kept whose first dirty offset is at most
-X + 1, so that no record up to X has been removed because of one behind X.
+As of an offset X, a view shows the records that a reader which had read up to X would have found, had it begun then.
+It is exact if compaction has not overtaken X: a snapshot is still kept whose first dirty offset is at most X + 1, so
+that no record up to X has been removed because of one after X.
 
-As of a time is as of the log end at that time: the last offset before the first record, from the log start on, that
-is younger. A record without a timestamp is as old as the one before it, and one that was erased never was. The end is
-searched in the snapshot that is read, because a later one may lack the record that marks it. A snapshot can tell if
-none of the records that it may lack, those below its first dirty offset, was younger: their latest timestamp is kept
-with its positions.
+As of a time means as of the log end at that time: the last offset before the first record, from the log start on, that
+is younger. A record without a timestamp is as old as the one before it. Erased records count as if they had never been
+there. The end is searched in the snapshot that is read, because a later one may lack the record that marks it. A
+snapshot can answer if none of the records that it may lack, those below its first dirty offset, was younger: their
+latest timestamp is kept with its positions.
 
-As of a snapshot is what that snapshot holds. No view goes below the log start.
+As of a snapshot, a view shows the records of that snapshot. No view goes below the log start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lastword.wal.reader import OffsetGoneError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsOf:
-    """A point of a topic's past: one of the three."""
+    """A point in a topic's past: exactly one of the three is set."""
 
     offset: int | None = None
     time_ms: int | None = None
@@ -38,12 +38,12 @@ class AsOf:
 
     def __post_init__(self) -> None:
         if [self.offset, self.time_ms, self.snapshot_id].count(None) != 2:
-            raise InvalidError("As of what? Give an offset, a time or a snapshot, and only one of them.")
+            raise InvalidError("As of what? Give an offset, a time or a snapshot, but only one of them.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a partition shows: offsets from `start` up to, but without, `end`, the sealed ones from one snapshot."""
+    """The visible offsets of a partition: from `start` up to but excluding `end`, the sealed ones from one snapshot."""
 
     snapshot: Snapshot
     start: int
@@ -51,7 +51,7 @@ class View:
 
 
 def view_now(reader: PartitionReader) -> View:
-    """Everything that there is."""
+    """Return the view of everything that is there now."""
     return _view_whole(reader, reader.table.snapshot())
 
 
@@ -61,7 +61,7 @@ def _view_whole(reader: PartitionReader, snapshot: Snapshot) -> View:
 
 
 def view_as_of(reader: PartitionReader, as_of: AsOf) -> View:
-    """Return the view of a partition as it was; InvalidError if it can't be shown exactly any more."""
+    """Return the view of a partition as it was. Raise InvalidError if it can't be shown exactly any more."""
 
     def attempt() -> View:
         if as_of.snapshot_id is not None:
@@ -101,16 +101,16 @@ def _view_at_offset(reader: PartitionReader, offset: int) -> View:
     if not exact:
         oldest = min(snapshot.positions[partition].first_dirty for snapshot in kept)
         raise InvalidError(
-            f"Partition {partition} has been compacted beyond offset {offset}, and no snapshot from before that is "
-            f"kept any more (snapshot.retention.ms). The oldest offset that can be shown exactly is {oldest - 1}."
+            f"Partition {partition} has been compacted beyond offset {offset}, and no earlier snapshot is "
+            f"retained (snapshot.retention.ms). The oldest offset that can be shown exactly is {oldest - 1}."
         )
     view = View(snapshot=exact[-1], start=now.start, end=end)
     if not _has_tail(reader, view):
         later = kept[kept.index(view.snapshot) + 1].positions[partition].first_dirty
         raise InvalidError(
             f"Partition {partition} can't be shown as of offset {offset}: the snapshot that could show it ends at "
-            f"offset {view.snapshot.positions[partition].sealed_end - 1}, and the WAL no longer has what follows. "
-            f"The next offset that can be shown exactly is {later - 1}."
+            f"offset {view.snapshot.positions[partition].sealed_end - 1}, and the WAL no longer has the records "
+            f"after it. The next offset that can be shown exactly is {later - 1}."
         )
     return view
 
@@ -122,8 +122,8 @@ def _view_at_time(reader: PartitionReader, time_ms: int) -> View:
     exact = [each for each in kept if _lacks_nothing_after(each.positions[partition], time_ms, now.start)]
     if not exact:
         raise InvalidError(
-            f"Partition {partition} has been compacted beyond {time_text(time_ms)}, and no snapshot from before that is "
-            f"kept any more (snapshot.retention.ms). {_oldest_time(kept[0].positions[partition])}"
+            f"Partition {partition} has been compacted beyond {time_text(time_ms)}, and no earlier snapshot is "
+            f"retained (snapshot.retention.ms). {_oldest_time(kept[0].positions[partition])}"
         )
     view = View(snapshot=exact[-1], start=now.start, end=now.end)
     with reader.pin(view.snapshot):
@@ -135,13 +135,13 @@ def _view_at_time(reader: PartitionReader, time_ms: int) -> View:
     later = kept[kept.index(view.snapshot) + 1].positions[partition]
     raise InvalidError(
         f"Partition {partition} can't be shown as of {time_text(time_ms)}: the snapshot that could show it ends at offset "
-        f"{view.snapshot.positions[partition].sealed_end - 1}, and the WAL no longer has what follows. "
+        f"{view.snapshot.positions[partition].sealed_end - 1}, and the WAL no longer has the records after it. "
         f"{_oldest_time(later)}"
     )
 
 
 def _lacks_nothing_after(at: Positions, time_ms: int, log_start: int) -> bool:
-    """Whether no record that a snapshot may lack is younger than a time."""
+    """Return whether no record that a snapshot may lack is younger than a time."""
     return at.first_dirty <= log_start or (
         at.clean_max_timestamp_ms is not None and at.clean_max_timestamp_ms <= time_ms
     )
@@ -149,7 +149,7 @@ def _lacks_nothing_after(at: Positions, time_ms: int, log_start: int) -> bool:
 
 def _oldest_time(at: Positions) -> str:
     if at.clean_max_timestamp_ms is None:
-        return "How far back it can be shown is not known; as of an offset or a snapshot may work."
+        return "The oldest time that can be shown is not known; as of an offset or a snapshot may work."
     return f"The oldest time that can be shown exactly is {time_text(at.clean_max_timestamp_ms)}."
 
 
@@ -167,13 +167,13 @@ def offset_for_time(reader: PartitionReader, view: View, timestamp_ms: int) -> i
 
 
 def _has_tail(reader: PartitionReader, view: View) -> bool:
-    """Whether the WAL still has what a view shows behind its snapshot."""
+    """Return whether the WAL still has the records of a view that come after its snapshot."""
     first = max(view.snapshot.positions[reader.partition].sealed_end, view.start)
     return first >= view.end or reader.wal_start() <= first
 
 
 def sealed_segments(reader: PartitionReader, view: View) -> list[Segment]:
-    """The segments of a view, in offset order."""
+    """Return the segments of a view, in offset order."""
     segments = reader.table.plan(view.snapshot, reader.partition, view.start)
     return [segment for segment in segments if segment.first_offset < view.end]
 
@@ -181,7 +181,7 @@ def sealed_segments(reader: PartitionReader, view: View) -> list[Segment]:
 def read_sealed(
     reader: PartitionReader, view: View, columns: list[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The sealed part of a view: whole rows in record.RECORD_SCHEMA, or some columns (offset among them)."""
+    """Read the sealed part of a view: whole rows in record.RECORD_SCHEMA, or some columns (including offset)."""
     for segment in sealed_segments(reader, view):
         for records in reader.table.read(segment, columns, view.start):
             clipped = clip(records, view.end)
@@ -190,18 +190,18 @@ def read_sealed(
 
 
 def read_tail(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:
-    """The rest of a view, which is only in the WAL."""
+    """Read the rest of a view, which is only in the WAL."""
     sealed_end = view.snapshot.positions[reader.partition].sealed_end
     return reader.tail(max(sealed_end, view.start), view.end)
 
 
 def read(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:
-    """All records of a view, in offset order."""
+    """Read all records of a view, in offset order."""
     with reader.pin(view.snapshot):
         yield from read_all(reader, view)
 
 
 def read_all(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:
-    """Read all records of a view, in offset order. Its snapshot is pinned by the caller."""
+    """Read all records of a view, in offset order. The caller pins its snapshot."""
     yield from read_sealed(reader, view)
     yield from read_tail(reader, view)

@@ -1,14 +1,14 @@
-"""Which rows of a topic win their keys, found from keys and versions alone: for every view of a topic's state.
+"""Finds the rows of a topic that win their keys, from keys and versions alone, for every view of a topic's state.
 
-It is found partition by partition, with the set that compaction uses: a walk over the key columns, from the newest
-segment to the oldest. What is found is one mask a segment, so no value is read to find out what is thrown away. Deleted
-keys are left out by those who read the rows, and see the values.
+The search goes partition by partition, with the key set that compaction uses: it walks the key columns from the newest
+segment to the oldest. The result is one mask per segment, so no value is read to decide which rows are dropped. Deleted
+keys are left out by the callers that read the rows and see the values.
 
-Memory is bounded: where the keys don't fit into SET_BYTES, the columns are walked several times, each time for a share
-of the keys. Beside the set there are a byte a row, and the keys of the tail.
+Memory is bounded: if the keys don't fit into SET_BYTES, the columns are walked several times, each time for a share
+of the keys. Besides the set, it takes one byte per row, and the keys of the tail.
 
-A key may be in two partitions (after an increase of partitions, or where a producer chose). That is found out by
-the way: a key that is not where Kafka's partitioner puts it makes both its partitions be compared.
+A key may be in two partitions (after an increase of partitions, or because a producer chose one). The walk finds this
+out too: for a key that is not where Kafka's partitioner puts it, the winners of its partitions are compared.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Run = tuple[int, pa.Array]
 
 _EXPECTED_KEYS = 1 << 19
 SET_BYTES = 256 << 20
-"""What a set of keys may use."""
+"""The memory that a set of keys may use."""
 MOST_SHARES = 1024
-"""Keys that don't fit into so many sets are larger than any memory is worth bounding for."""
+"""The most sets to split keys into. Memory is not bounded for keys that don't fit into this many."""
 BY_TIME = LatestTimestamp()
 
 
@@ -54,13 +54,13 @@ class Rows(Protocol):
 
     partition: int
     is_unique: bool
-    """No key is twice in it, nor in others of which that is said: compaction has been there."""
+    """No key occurs twice in these rows and the other unique ones of the partition: they have been compacted."""
 
     @property
     def count(self) -> int: ...
 
     def runs(self) -> list[Run]:
-        """The keys of the rows that the view shows, in runs, each with the number of its first row."""
+        """Return the keys of the rows that the view shows, in runs, each with the number of its first row."""
         ...
 
     def versions(self, strategy: Strategy) -> Versions: ...
@@ -106,7 +106,7 @@ class SealedRows:
             return raw.columns(names)
 
     def records(self, mask: Mask) -> Iterator[pa.RecordBatch]:
-        """The rows for which a mask has 1, as record.RECORD_SCHEMA."""
+        """Yield the rows for which a mask has 1, as record.RECORD_SCHEMA."""
         with RawSegment(self._files, self.segment) as raw:
             for group in raw.row_groups:
                 if mask[group.first_row : group.first_row + group.rows].any():
@@ -114,7 +114,7 @@ class SealedRows:
                         yield with_partition(each, self.partition)
 
     def live_keys(self, mask: Mask) -> Iterator[pa.ChunkedArray]:
-        """The keys of the rows for which a mask has 1, without those that a tombstone deletes."""
+        """Yield the keys of the rows for which a mask has 1, without those that a tombstone deletes."""
         with RawSegment(self._files, self.segment) as raw:
             for group in raw.row_groups:
                 wanted = mask[group.first_row : group.first_row + group.rows].view(np.bool_)
@@ -127,13 +127,13 @@ class SealedRows:
 
 
 class TailRows:
-    """The rows that are only in the WAL: of each what finding winners needs, and of its value whether there is one."""
+    """The rows that are only in the WAL, with the columns that finding winners needs, and whether each has a value."""
 
     is_unique = False
 
     def __init__(self, reader: PartitionReader, view: View, strategy: Strategy) -> None:
         self.partition = reader.partition
-        # Which partition a key is read from is decided by timestamps, whatever the strategy is.
+        # Timestamps decide which partition a key is read from, whatever the strategy is.
         names = list(dict.fromkeys(["offset", "key", *BY_TIME.columns, *strategy.columns]))
         self._chunks: list[pa.RecordBatch] = []
         self._has_value: list[npt.NDArray[np.bool_]] = []
@@ -152,7 +152,7 @@ class TailRows:
         return np.concatenate([each.column("offset").to_numpy() for each in self._chunks])
 
     def live_keys(self, mask: Mask) -> Iterator[pa.Array]:
-        """As of a segment."""
+        """Yield the keys as `SealedRows.live_keys` does."""
         row = 0
         for records, has_value in zip(self._chunks, self._has_value, strict=True):
             wanted = mask[row : row + records.num_rows].view(np.bool_) & has_value
@@ -175,20 +175,20 @@ class TailRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionWinners:
-    """A partition's view, its rows, and for each of them a mask: 1 is a winner."""
+    """A partition's view, its segments and tail, and a mask for each of them: 1 marks a winner."""
 
     view: View
     sealed: tuple[SealedRows, ...]
     tail: TailRows
     masks: list[Mask]
-    """One for each of `sealed`, then the tail's."""
+    """One mask for each of `sealed`, then the tail's."""
 
     @property
     def rows(self) -> list[Rows]:
         return [*self.sealed, self.tail]
 
     def live_keys(self) -> Iterator[pa.Array | pa.ChunkedArray]:
-        """The keys that are not deleted. The snapshot of the view is pinned by the caller."""
+        """Yield the keys that are not deleted. The caller pins the snapshot of the view."""
         for rows, mask in zip(self.rows, self.masks, strict=True):
             yield from rows.live_keys(mask)
 
@@ -199,9 +199,9 @@ def find(
     strategy: Strategy,
     keys: Collection[bytes] | None = None,
 ) -> list[PartitionWinners]:
-    """The winners of all partitions of a topic; with `keys`, of those keys only.
+    """Return the winners of all partitions of a topic; with `keys`, of those keys only.
 
-    The snapshots of the views are pinned by the caller.
+    The caller pins the snapshots of the views.
     """
     partitions = len(readers)
     only = None if keys is None else pa.array(sorted(keys), pa.binary())
@@ -224,7 +224,7 @@ def find(
 
 
 class _Strays:
-    """The keys that are in a partition to which Kafka's partitioner does not put them."""
+    """The keys in a partition where Kafka's partitioner would not put them."""
 
     def __init__(self, partition: int, partitions: int) -> None:
         self._partition = partition
@@ -267,7 +267,7 @@ def _masks_of(
     seed: int,
     share: Share,
 ) -> list[Mask]:
-    """The winners among the keys of one share."""
+    """Return the winners among the keys of one share."""
     masks = [np.zeros(each.count, np.uint8) for each in pieces]
     keys = KeySet(
         seed,
@@ -325,14 +325,14 @@ def _compete(
     else:
         keys.add(run, mask, backwards=backwards)
     if run.null_count:
-        # A row without a key is no state of anything.
+        # A row without a key is not part of any state.
         mask &= run.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
     if only is not None:
         whole[chosen] = mask
 
 
 def _ahead(pieces: Sequence[Rows]) -> Iterator[list[Run]]:
-    """The key runs of each; those of the next one are read meanwhile."""
+    """Yield the key runs of each piece, while reading those of the next one."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(pieces[0].runs) if pieces else None
         for index in range(len(pieces)):
@@ -344,7 +344,7 @@ def _ahead(pieces: Sequence[Rows]) -> Iterator[list[Run]]:
 
 
 def _keep_one_partition(found: Sequence[PartitionWinners], strays: pa.Array) -> None:
-    """Of winners of one key in several partitions only one stays: the later timestamp, then the higher partition."""
+    """Keep one winner of a key that has several, in several partitions: by latest timestamp, then highest partition."""
     rivals: list[pa.Table] = []
     places: list[tuple[Mask, npt.NDArray[np.int64]]] = []
     for winners in found:

@@ -1,23 +1,23 @@
-"""The write-ahead log of one partition: what makes an append durable before it is acknowledged.
+"""The write-ahead log of one partition, which makes an append durable before it is acknowledged.
 
 A partition's folder, `wal/<namespace>/<topic>/<topic id>/<partition>/`:
 
     wal.<seq>.log     Kafka v2 record batches, one after the other, as in Kafka's own segment files.
-                      The last one is the active file; the others are rolled and never change again.
+                      The last one is the active file. The others are rolled and never change again.
     writer.json       the writer's: the files with their first offsets, the leader epochs, known damage
     wal.state         the writer's: how far the active file is visible and how far it is durable
     deleter.json      the deleter's: where the WAL starts now
-    aside/            what recovery cut off or repair replaced, kept for a while for people to look at
+    aside/            bytes that recovery cut off or repair replaced, kept for a while for inspection
 
-files.py       names of files, and the batches in one
+files.py       the names of files, and the batches in a file
 state.py       `wal.state`
 checkpoint.py  `writer.json` and `deleter.json`
-producers.py   what is known of idempotent producers
-writer.py      the only one that appends
-flusher.py     syncs once in a while
+producers.py   the state of idempotent producers
+writer.py      the only writer of a partition
+flusher.py     syncs at an interval
 recovery.py    opens a WAL, whatever state it was left in
-reader.py      reads by offset, beside the writer
+reader.py      reads by offset, while the writer appends
 deleter.py     removes files that are sealed
-repair.py      finds damage, and leaves it behind
-staged.py      many records to several partitions as one unit
+repair.py      finds damage and skips it
+staged.py      appends many records to several partitions as one unit
 """

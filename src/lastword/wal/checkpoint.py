@@ -1,4 +1,4 @@
-"""The checkpoints of a partition's WAL. Each has one owner, and nobody writes another's."""
+"""The checkpoints of a partition's WAL. Each has one owner, which alone writes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lastword.wal.files import WalFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """Bytes of a file, and the offsets in them, that recovery found to be damaged below what was durable."""
+    """Bytes of a file, and the offsets in them, that recovery found to be damaged before the durable end."""
 
     seq: int
     position: int
@@ -24,7 +24,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterCheckpoint:
-    """The writer's files, oldest first; the last one is active. Epochs as pairs of epoch and first offset."""
+    """The writer's files, oldest first, the last one active. Epochs are pairs of epoch and first offset."""
 
     topic_id: UUID
     partition: int
@@ -39,7 +39,7 @@ class WriterCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleterCheckpoint:
-    """The oldest file that is left: everything before it has been deleted."""
+    """The oldest remaining file: everything before it has been deleted."""
 
     start_seq: int
     start_offset: int
@@ -61,7 +61,7 @@ def save_writer(folder: Path, checkpoint: WriterCheckpoint) -> None:
 
 
 def load_writer(folder: Path) -> WriterCheckpoint | None:
-    """None if there is none, or none that can be read: recovery then rebuilds it from the files."""
+    """Load the writer's checkpoint; None if it is missing or unreadable: recovery rebuilds it from the files."""
     found = state_file.load_if_whole(folder / WRITER_FILE, _writer_from)
     return found if found is not None and found.files else None
 
@@ -88,7 +88,7 @@ def load_deleter(folder: Path) -> DeleterCheckpoint | None:
 
 
 def left_files(folder: Path, checkpoint: WriterCheckpoint) -> tuple[WalFile, ...]:
-    """The writer's files without those that the deleter has taken since."""
+    """Return the writer's files without those that the deleter has removed since."""
     deleter = load_deleter(folder)
     return checkpoint.files if deleter is None else without_deleted(checkpoint.files, deleter)
 

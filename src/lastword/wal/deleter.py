@@ -1,11 +1,11 @@
-"""Removes WAL files that are sealed and no longer wanted on the local disk.
+"""Removes WAL files that are sealed and no longer needed on the local disk.
 
-A cycle, for each partition: read the writer's files and the sealed end (from the table, in this cycle), propose
-what may go (`propose`, pure), remove it, and note in `deleter.json` where the WAL starts now. No WAL file is
-opened: each file's first offset was recorded when it was opened, and a file ends where the next one begins.
+A cycle, for each partition: read the writer's files and the sealed end (from the table, in this cycle), propose the
+files to remove (`propose`, pure), remove them, and note in `deleter.json` where the WAL starts now. No WAL file is
+opened: each file's first offset was recorded when it was created, and a file ends where the next one begins.
 
-Killed at any point: a file that is gone but not noted is forgotten in the next cycle. Readers that had it open
-read on; others look at the table, where its records are.
+If the process is killed after a file was removed but before that was noted, the next cycle notes it. Readers that had
+the file open keep reading it. Others look at the table, which has its records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Rule = Literal["local.retention.ms", "local.retention.bytes", "wal.max.bytes", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalFile:
-    """A WAL file as a cycle sees it. `end_offset` is None for the active file; a size of None: it is gone."""
+    """A WAL file as a cycle sees it. `end_offset` is None for the active file, the size is None if it is gone."""
 
     seq: int
     first_offset: int
@@ -54,7 +54,7 @@ class LocalWal:
     settings: TopicSettings
     files: tuple[LocalFile, ...]
     producers_saved_to: int | None = None
-    """Files beyond this offset are still needed for what is known of producers; None: there are no producers."""
+    """Files beyond this offset are still needed to rebuild producer state; None: there are no producers."""
 
     @property
     def size_bytes(self) -> int:
@@ -63,7 +63,7 @@ class LocalWal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """A file that may go, and the rule that says so."""
+    """A file that may be removed, and the rule that allows it."""
 
     topic: str
     partition: int
@@ -75,7 +75,7 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """What a cycle removed, or with a dry run would remove. `errors` are the files that stayed, and why."""
+    """The files that a cycle removed, or with a dry run would remove. `errors`: the files that stayed, and why."""
 
     deletions: tuple[Deletion, ...] = ()
     errors: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Deleted:
 def local_wal(
     topic: str, partition: int, folder: Path, *, sealed_end: int, settings: TopicSettings
 ) -> LocalWal | None:
-    """Read what a partition's WAL has on disk; None if it has none yet."""
+    """Return a partition's WAL as it is on disk; None if it has none yet."""
     saved = checkpoints.load_writer(folder)
     if saved is None:
         return None
@@ -120,7 +120,7 @@ def _local(folder: Path, file: WalFile, end_offset: int | None) -> LocalFile:
 
 
 def propose(wals: Sequence[LocalWal], config: BrokerConfig, now_ms: int) -> list[Deletion]:
-    """What may go, oldest first: by each partition's own rules, then by the bound on all of them together."""
+    """Return the files that may go, oldest first: by each partition's rules, then by the bound on all partitions."""
     proposed: list[Deletion] = []
     spared: list[tuple[LocalWal, LocalFile]] = []
     total_bytes = 0
@@ -139,7 +139,7 @@ def propose(wals: Sequence[LocalWal], config: BrokerConfig, now_ms: int) -> list
 
 
 def _oldest_first(spared: Sequence[tuple[LocalWal, LocalFile]]) -> list[tuple[LocalWal, LocalFile]]:
-    """By the time of the roll, but within a partition always in order, also where a clock was put back."""
+    """Sort by the time of the roll, but within a partition always in order, even if a clock was set back."""
     aged: list[tuple[int, int, tuple[LocalWal, LocalFile]]] = []
     latest_ms: dict[Path, int] = {}
     for wal, file in spared:
@@ -149,7 +149,7 @@ def _oldest_first(spared: Sequence[tuple[LocalWal, LocalFile]]) -> list[tuple[Lo
 
 
 def _propose_one(wal: LocalWal, config: BrokerConfig, now_ms: int) -> tuple[list[Deletion], list[LocalFile]]:
-    """The files of a partition that its rules let go, and those that are sealed but stay."""
+    """Return the files of a partition that its rules let go, and those that are sealed but stay."""
     settings = wal.settings
     chosen: list[Deletion] = []
     limit = wal.sealed_end
@@ -197,7 +197,10 @@ def _age_ms(file: LocalFile, now_ms: int) -> int:
 
 
 def execute(wals: Sequence[LocalWal], deletions: Sequence[Deletion], now_ms: int) -> Deleted:
-    """Remove the files, oldest first, and note where each WAL starts now. One that can't go stops its partition."""
+    """Remove the files, oldest first, and note where each WAL starts now.
+
+    A file that can't be removed stops its partition.
+    """
     done: list[Deletion] = []
     errors: list[str] = []
     by_folder: dict[Path, list[Deletion]] = {}
@@ -233,9 +236,7 @@ def _execute_one(wal: LocalWal, deletions: Sequence[Deletion]) -> tuple[list[Del
         try:
             each.path.unlink(missing_ok=True)
         except OSError as caught:
-            error = (
-                f"Can't remove {each.path}: {caught.strerror or caught}. It is tried again in the next cycle."
-            )
+            error = f"Can't remove {each.path}: {caught.strerror or caught}. The next cycle will retry."
             logger.error("%s", error)
             metrics.WAL_RETENTION_ERRORS.labels(wal.topic).inc()
             break
@@ -264,7 +265,7 @@ def _execute_one(wal: LocalWal, deletions: Sequence[Deletion]) -> tuple[list[Del
             reached("deleter.noted")
         except OSError as caught:
             # The next cycle finds that the files are gone, and notes it then.
-            error = f"Can't note in {wal.folder} what was removed: {caught.strerror or caught}."
+            error = f"Can't note in {wal.folder} which files were removed: {caught.strerror or caught}."
             logger.error("%s", error)
             metrics.WAL_RETENTION_ERRORS.labels(wal.topic).inc()
     return done, error
@@ -274,7 +275,7 @@ def _remove_old_asides(folder: Path, now_ms: int) -> None:
     aside = folder / ASIDE_FOLDER
     try:
         for path in aside.iterdir() if aside.exists() else ():
-            # When it was put there, not when it was last written, which may be long ago.
+            # The time when it was moved there, not its last write, which may be long ago.
             if now_ms - path.stat().st_ctime_ns // 1_000_000 > ASIDE_KEPT_MS:
                 path.unlink(missing_ok=True)
     except OSError as error:

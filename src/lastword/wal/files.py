@@ -1,4 +1,4 @@
-"""WAL files: their names, and walking the record batches in one."""
+"""WAL files: their names, and walking the record batches in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lastword.batch import BatchHeader
 from lastword.errors import CorruptError, LastwordError, StorageError
 
 SET_ASIDE = "-epoch-"
-"""Between the id of a topic and an epoch of its owner: a WAL of a time before another data folder took the topic over."""
+"""Separates a topic's id and an owner epoch in the name of a WAL from before another data folder took the topic over."""
 CHUNK_BYTES = 4 << 20
 
 _NAME = re.compile(r"wal\.(\d+)\.log\Z")
@@ -25,15 +25,15 @@ def file_name(seq: int) -> str:
 
 
 def list_seqs(folder: Path) -> list[int]:
-    """The sequence numbers of the WAL files that are in a folder."""
+    """Return the sequence numbers of the WAL files in a folder."""
     return sorted(int(match[1]) for match in (_NAME.match(path.name) for path in folder.iterdir()) if match)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalFile:
-    """What the writer recorded of a file. `size_bytes` and `rolled_ms` are None while it is active.
+    """The writer's record of a file. `size_bytes` and `rolled_ms` are None while it is active.
 
-    `gap_end` is set where repair gave up offsets that no file holds: those from `first_offset` up to it are gone.
+    `gap_end` is set if repair gave up offsets that no file holds: those from `first_offset` up to it are gone.
     """
 
     seq: int
@@ -61,7 +61,7 @@ class WalFile:
 
 @dataclass(frozen=True, slots=True)
 class PlacedBatch:
-    """A batch in a file: its header, its bytes, and where it starts."""
+    """A batch in a file: its header, its bytes, and its position."""
 
     header: BatchHeader
     data: memoryview
@@ -69,11 +69,11 @@ class PlacedBatch:
 
 
 def walk(path: Path, *, position: int = 0, end_position: int, expected_offset: int) -> Iterator[PlacedBatch]:
-    """The batches of a file, each checked, from a position where one starts up to `end_position`.
+    """Yield the batches of a file, each checked, from a position where one starts up to `end_position`.
 
-    CorruptError where the bytes don't make a whole batch with a right checksum and the offset that follows on
-    the one before: the checksum does not cover the offset, and a wrong one must not pass for a gap. Memory is
-    bounded by a chunk or by the largest batch.
+    Raise CorruptError if the bytes are not a whole batch with a correct checksum and the offset that follows the
+    batch before: the checksum does not cover the offset, and a wrong one must not pass for a gap. Memory is bounded
+    by a chunk or by the largest batch.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -93,7 +93,7 @@ def walk_open(
     expected_offset: int,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[PlacedBatch]:
-    """As `walk`, in a file that is open already; `path` is for messages."""
+    """Walk a file that is open already, as `walk` does. `path` is for messages."""
     wanted = chunk_bytes
     while position < end_position:
         chunk = memoryview(os.pread(fd, min(wanted, end_position - position), position))
@@ -115,14 +115,14 @@ def walk_open(
             raise damaged(
                 path, expected_offset, position, "the file ends there, but it was longer when it was written"
             )
-        # A batch that is larger than a chunk is read with a chunk of its own size.
+        # A batch that is larger than a chunk is read with a chunk of the batch's size.
         wanted = placed if used == 0 and isinstance(placed, int) else chunk_bytes
 
 
 def _batch_at(
     path: Path, chunk: memoryview, at: int, position: int, end: int, expected_offset: int
 ) -> PlacedBatch | int:
-    """The batch at `at` in the chunk, or how many bytes it needs if the chunk ends within it."""
+    """Return the batch at `at` in the chunk, or how many bytes it needs if the chunk ends within it."""
     try:
         header = batch.read_header(chunk, at)
     except batch.BadBatchError as error:
@@ -148,7 +148,7 @@ def _batch_at(
 
 
 def unreadable(path: Path, offset: int, error: OSError) -> LastwordError:
-    """What a failed read of a file says: that its bytes are lost, or that something else is in the way."""
+    """Return the error for a failed read of a file: CorruptError if its bytes are lost, else StorageError."""
     what = f"{path} can't be read at offset {offset}: {error.strerror or error}."
     if error.errno == errno.EIO:
         return CorruptError(

@@ -1,4 +1,4 @@
-"""Syncs every partition's WAL once in a while, for `wal.sync=interval:<ms>`."""
+"""Syncs every partition's WAL at an interval, for `wal.sync=interval:<ms>`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Flusher:
-    """A thread that syncs the writers it is given by `writers` every `interval_ms`."""
+    """A thread that syncs the writers that `writers` returns every `interval_ms`."""
 
     def __init__(self, writers: Callable[[], Iterable[PartitionWriter]], interval_ms: int) -> None:
         self._writers = writers
@@ -28,7 +28,7 @@ class Flusher:
                 try:
                     writer.sync()
                 except (WriteFailedError, ClosedError) as error:
-                    # The writer has marked itself: its next append gets the error.
+                    # The writer has marked itself as failed: its next append gets the error.
                     logger.debug("not synced: %s", error)
 
     def close(self) -> None:

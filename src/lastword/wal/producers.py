@@ -1,10 +1,10 @@
-"""What a partition knows of idempotent producers, so that a batch which is sent again is not appended again.
+"""The state of a partition's idempotent producers, so that a batch that is resent is not appended again.
 
-For each producer: its epoch, and the sequence numbers and offsets of its last five batches, which is as many as a
-client has under way. It is saved to `producers.json` before the first producer's first batch, with each roll and each
-close, with the offset up to which it is complete. What came after that is in the WAL's batches: the deleter leaves
-those files alone, and an unclean open reads them and saves the state anew. So where there is no such file, there are
-no producers; and where a save failed, the one before it and the WAL still say all.
+It holds, for each producer, its epoch and the sequence numbers and offsets of its last five batches, as many as a
+client has in flight. It is saved to `producers.json` before the first producer's first batch and at each roll and
+close, with the offset up to which it is complete. Later changes are in the WAL's batches: the deleter keeps those
+files, and an unclean open reads them and saves the state again. So without such a file there are no producers, and
+after a failed save the earlier file and the WAL still have everything.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 BATCHES_KEPT: Final = 5
 SEQUENCES: Final = 1 << 31
-"""Sequence numbers go from 0 up to, but without, this, and then begin again."""
+"""Sequence numbers go from 0 up to but excluding this, then start again at 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentBatch:
-    """A batch of a producer: its sequence numbers, both ends included, and where it is."""
+    """A batch of a producer: its sequence numbers and its offsets, both ends included."""
 
     first_sequence: int
     last_sequence: int
@@ -44,7 +44,7 @@ class SentBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveProducer:
-    """A producer that a partition knows, as of its last batch."""
+    """A known producer of a partition, as of its last batch."""
 
     producer_id: int
     epoch: int
@@ -60,7 +60,7 @@ class _Producer:
 
 
 class ProducerStates:
-    """The producers of one partition. Its writer calls it, under its lock."""
+    """The producers of one partition. The partition's writer calls it, under its lock."""
 
     def __init__(self) -> None:
         self._producers: dict[int, _Producer] = {}
@@ -69,14 +69,14 @@ class ProducerStates:
         return len(self._producers)
 
     def find_duplicate(self, header: BatchHeader) -> SentBatch | None:
-        """The batch that this one is another sending of; None if it is the next one of its producer.
+        """Return the batch that this one resends; None if it is the next one of its producer.
 
-        FencedProducerError if a newer producer has taken the id over, OutOfOrderSequenceError if batches before it
-        are missing.
+        Raise FencedProducerError if a newer producer has taken over the id, OutOfOrderSequenceError if batches before
+        it are missing.
         """
         known = self._producers.get(header.producer_id)
         if known is None:
-            # One that was silent for so long that it was forgotten goes on, too.
+            # A producer that was forgotten after a long silence may continue too.
             return None
         if header.producer_epoch < known.epoch:
             raise FencedProducerError(
@@ -119,7 +119,7 @@ class ProducerStates:
         del known.batches[:-BATCHES_KEPT]
 
     def active(self) -> list[ActiveProducer]:
-        """Every producer that is known, by its id."""
+        """Return every known producer, ordered by id."""
         return [
             ActiveProducer(
                 producer_id=producer_id,
@@ -161,13 +161,13 @@ def exists(folder: Path) -> bool:
 
 
 def saved_offset(folder: Path) -> int | None:
-    """Up to where the saved state is complete; None if none has ever been saved."""
+    """Return the offset up to which the saved state is complete; None if none has ever been saved."""
     saved = _read(folder)
     return None if saved is None else saved[0]
 
 
 def load(folder: Path, files: Iterable[WalFile], *, end_offset: int, end_position: int) -> ProducerStates:
-    """The saved state, and the WAL's batches since. `end_position` is the end of the last, active file."""
+    """Load the saved state and apply the WAL's batches since. `end_position` is the end of the active file."""
     states = ProducerStates()
     if saved := _read(folder):
         states.take(saved[1], end_offset)
@@ -176,14 +176,14 @@ def load(folder: Path, files: Iterable[WalFile], *, end_offset: int, end_positio
 
 
 def recover(folder: Path, files: Sequence[WalFile], *, end_offset: int, end_position: int) -> None:
-    """After an unclean end: save the state as the WAL has it."""
+    """Save the state as the WAL has it, after an unclean end."""
     states = ProducerStates()
     saved = _read(folder)
     if saved is None:
         return
     states.take(saved[1], end_offset)
     _read_batches(states, folder, files, min(saved[0], end_offset), end_offset, end_position)
-    # Also if nobody is left: what was cut off must not be taken for what gets its offsets now.
+    # Even if no producer is left: a batch that was cut off must not be mistaken for one that gets its offsets now.
     states.save(folder, end_offset)
 
 
@@ -202,13 +202,13 @@ def _read_batches(
             size_bytes = end_position if file.size_bytes is None else file.size_bytes
             for header in _headers(folder / file.name, size_bytes):
                 if header.producer_id >= 0 and header.base_offset >= offset:
-                    # Records may be of any time; the producer was there after the file was begun.
+                    # Records may have any timestamp, but the producer was active after the file was created.
                     seen_ms = max(header.max_timestamp_ms, file.opened_ms)
                     states.appended(header, header.base_offset, seen_ms)
 
 
 def _headers(path: Path, size_bytes: int) -> Iterator[BatchHeader]:
-    """The batches' headers, as far as the file can be read; damage is reported by those who read it all."""
+    """Yield the headers of the batches, as far as the file can be read. Full reads report damage."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -232,7 +232,7 @@ def _read(folder: Path) -> tuple[int, list[list[object]]] | None:
         return state_file.load(
             folder / PRODUCERS_FILE,
             lambda saved: (int(saved["offset"]), saved["producers"]),
-            "All that is left of the WAL is read instead.",
+            "Everything left in the WAL is read instead.",
         )
     except CorruptError as error:
         logger.warning("%s", error)

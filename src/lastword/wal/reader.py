@@ -1,7 +1,7 @@
-"""Reads a partition's WAL by offset, beside its writer and the deleter, in this process or in another one.
+"""Reads a partition's WAL by offset, concurrently with its writer and the deleter, in this or another process.
 
-How far it may go is read from `wal.state` each time; where the files are, from the checkpoints, again whenever
-a file is at its end or gone. It never sees a byte that has not been shown to readers.
+It reads the visible end from `wal.state` each time, and the list of files from the checkpoints, again whenever a
+file is at its end or gone. It never sees a byte that has not been made visible to readers.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from lastword.wal.files import CHUNK_BYTES, PlacedBatch, WalFile, damaged, unrea
 INDEX_EVERY_BYTES = 64 << 10
 DECODE_BYTES = 4 << 20
 WORST_EXPANSION = 1024
-"""What a compressed batch may grow to is not known before; so all but small ones are decoded alone."""
+"""The decompressed size of a batch is not known in advance, so all but small compressed batches are decoded alone."""
 
 
 class OffsetGoneError(Exception):
-    """The WAL no longer has this offset: it is sealed, and is read from there. Never reaches a user."""
+    """The WAL no longer has this offset: it is sealed and must be read from there. Never reaches a user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalExtent:
-    """What a WAL holds: offsets from `start` up to, but without, `end`."""
+    """The offsets that a WAL holds: from `start` up to but excluding `end`."""
 
     start: int
     end: int
@@ -41,7 +41,7 @@ class WalExtent:
 
 @dataclass(slots=True)
 class _Cursor:
-    """A place in an open file, where the batch with `offset` starts."""
+    """A position in an open file, where the batch with `offset` starts."""
 
     file: WalFile
     fd: int
@@ -50,31 +50,31 @@ class _Cursor:
 
 
 class WalReader:
-    """A reader of one partition. Sequential reads keep their place; not for use by several threads."""
+    """A reader of one partition. Sequential reads keep their position. Not safe for use by several threads."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: tuple[WalFile, ...] = ()
         self._cursor: _Cursor | None = None
-        # Where some of the batches of each file start, found while walking: (offset, position), ascending.
+        # The start of some batches of each file, found while walking: (offset, position), ascending.
         self._index: dict[int, list[tuple[int, int]]] = {}
 
     def end(self) -> int | None:
-        """The first offset that can't be read yet; None if the partition has no WAL yet."""
+        """Return the first offset that can't be read yet; None if the partition has no WAL yet."""
         state = states.load(self._folder)
         return None if state is None else state.visible_offset
 
     def extent(self) -> WalExtent | None:
-        """What can be read now; None if the partition has no WAL yet."""
+        """Return the offsets that can be read now; None if the partition has no WAL yet."""
         state = states.load(self._folder)
         if state is None or not self._look():
             return None
         return WalExtent(start=self._files[0].first_offset, end=state.visible_offset)
 
     def read(self, offset: int, *, max_bytes: int) -> list[PlacedBatch]:
-        """Batches from the one with `offset` on (or the next after it, in a gap), at least one if any is visible.
+        """Read batches from the one with `offset` on (or the next one, in a gap), at least one if any is visible.
 
-        OffsetGoneError if the WAL starts after `offset`; CorruptError if the bytes there are damaged.
+        Raise OffsetGoneError if the WAL starts after `offset`, CorruptError if the bytes there are damaged.
         """
         state = states.load(self._folder)
         if state is None or offset >= state.visible_offset:
@@ -84,11 +84,11 @@ class WalReader:
                 cursor = self._seek(offset, state)
                 return self._read_from(cursor, state, max_bytes)
             except FileNotFoundError:
-                # The deleter took the file between our look at the checkpoint and now, or recovery copied it.
+                # The deleter removed the file since we read the checkpoint, or recovery copied it.
                 self.close()
                 self._look()
             except CorruptError:
-                # Repair may put another file in its place.
+                # Repair may replace the file.
                 self.close()
                 self._index.clear()
                 raise
@@ -97,7 +97,7 @@ class WalReader:
         raise OffsetGoneError
 
     def count(self, offset: int, end_offset: int) -> int:
-        """Count the records from an offset up to another, by the headers of their batches where these are within.
+        """Count the records from one offset up to another, from the headers alone for batches that lie within.
 
         A batch may span offsets whose records are gone. Errors are those of `read`.
         """
@@ -115,7 +115,7 @@ class WalReader:
         return total
 
     def step_over(self, seq: int, offset: int, position: int) -> None:
-        """Note where a batch of a file begins that no walk from the file's beginning reaches, because of damage."""
+        """Note the start of a batch that no walk from the start of the file reaches, because of damage."""
         insort(self._index.setdefault(seq, []), (offset, position))
 
     def close(self) -> None:
@@ -156,12 +156,12 @@ class WalReader:
         return cursor
 
     def _skip_to(self, cursor: _Cursor, offset: int, end: int) -> None:
-        """Move over batches that end before `offset` by their headers alone."""
+        """Skip batches that end before `offset`, reading only their headers."""
         index = self._index[cursor.file.seq]
         while cursor.position < end:
             header = self._header(cursor)
             if header.next_offset > offset or header.base_offset != cursor.offset:
-                # The walk that follows says so if it is not the batch that must be here.
+                # If this is not the batch that must be here, the walk that follows raises the error.
                 return
             cursor.position += header.size_bytes
             cursor.offset = header.next_offset
@@ -179,12 +179,12 @@ class WalReader:
         return header
 
     def _end_of(self, file: WalFile, state: states.WalState) -> int:
-        """Up to where a file may be read."""
+        """Return the position up to which a file may be read."""
         if file.seq == state.seq:
             return state.visible_position
         if file.size_bytes is not None:
             return file.size_bytes
-        # Rolled since the checkpoint was read: look again for its size.
+        # It was rolled since the checkpoint was read: look up its size again.
         self._look()
         for each in self._files:
             if each.seq == file.seq:
@@ -211,7 +211,7 @@ class WalReader:
                     if total >= max_bytes:
                         return found
             except CorruptError:
-                # What comes before the damage is good; the next read, which starts at it, says so.
+                # The batches before the damage are good. The next read starts at the damage and raises the error.
                 if found:
                     return found
                 raise
@@ -221,7 +221,7 @@ class WalReader:
             if following is None:
                 return found
             if following.first_offset > cursor.offset:
-                # Files in between were taken by the deleter, or are missing.
+                # The deleter removed the files in between, or they are missing.
                 raise OffsetGoneError
             cursor = self._open(following, cursor.offset, state)
 
@@ -235,9 +235,9 @@ class WalReader:
 
 
 def read_file(folder: Path, file: WalFile, *, from_offset: int, end_offset: int) -> Iterator[PlacedBatch]:
-    """The batches of a rolled file that reach `from_offset` or beyond, all of them up to `end_offset`.
+    """Yield the batches of a rolled file that reach `from_offset` or beyond, all of them up to `end_offset`.
 
-    CorruptError if one is damaged or missing.
+    Raise CorruptError if one is damaged or missing.
     """
     assert file.size_bytes is not None
     path = folder / file.name
@@ -261,11 +261,11 @@ def read_file(folder: Path, file: WalFile, *, from_offset: int, end_offset: int)
 
 
 def decode(batches: Iterable[PlacedBatch], *, from_offset: int) -> Iterator[pa.RecordBatch]:
-    """The records of batches from an offset on, some batches at a time: that is much cheaper for small ones."""
+    """Yield the records of batches from an offset on, several batches at a time: much cheaper for small ones."""
     for chunk in _chunks(batches):
         records = batch.decode_many([each.data for each in chunk])
         if chunk[0].header.base_offset < from_offset:
-            # By the offsets, not by counting: a batch may span offsets whose records are gone.
+            # Found by offset, not by counting: a batch may span offsets whose records are gone.
             records = records.slice(int(np.searchsorted(records.column("offset").to_numpy(), from_offset)))
         if records.num_rows:
             yield records

@@ -1,17 +1,17 @@
 """Opens a partition's WAL, whatever state the last process, the disk or the power left it in.
 
-By its steps:
-1. believe `writer.json`, or rebuild it from the files if it is missing or names fewer files than there are;
-2. if it was believed and the WAL was closed in order, trust `wal.state` and read nothing;
-3. else walk the active file. Bytes that don't make a whole batch are a torn tail if they lie after what
-   `wal.state` knows to be durable: they are cut and kept aside. If they lie before it, they are damage: the
-   file is left as it is, its damage is noted, and appends go on in a new file behind it;
-4. if the last writer had marked the file as failed, copy what it had acknowledged to a new file instead;
-5. go on at the highest of the WAL's end, the sealed end and the log start, under a new leader epoch if the
+Steps:
+1. trust `writer.json`, or rebuild it from the files if it is missing or names fewer files than there are;
+2. if it was trusted and the WAL was closed cleanly, trust `wal.state` and read nothing;
+3. else walk the active file. Bytes that are not a whole batch are a torn tail if they lie after the durable end in
+   `wal.state`: they are cut off and kept aside. If they lie before it, they are damage: the file is left as it is,
+   its damage is noted, and appends continue in a new file after it;
+4. if the last writer had marked the file as failed, copy the acknowledged part to a new file instead;
+5. continue at the highest of the WAL's end, the sealed end and the log start, under a new leader epoch if the
    open was unclean.
 
-Killed at any point: every step can be repeated. Files appear before `writer.json` names them and go after it
-stopped naming them.
+Recovery may be killed at any point: every step can be repeated. A file is created before `writer.json` names it, and
+removed after `writer.json` no longer does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """What the table knows of a partition; the WAL may not go on below it."""
+    """The positions of a partition in the table. The WAL may not continue below them."""
 
     sealed_end: int = 0
     log_start: int = 0
@@ -54,7 +54,7 @@ class Floor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Walked:
-    """How far a file holds whole batches, why not further, and the leader epochs of those batches."""
+    """The end of the whole batches of a file, the problem there, and the leader epochs of those batches."""
 
     end_offset: int
     end_position: int
@@ -64,14 +64,14 @@ class _Walked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """The checkpoint to go on from. One that was rebuilt is not on disk yet, and its epochs may be too old."""
+    """The checkpoint to continue from. A rebuilt one is not on disk yet, and its epochs may be too old."""
 
     checkpoint: WriterCheckpoint
     rebuilt: bool = False
 
 
 def open_wal(folder: Path, *, topic_id: UUID, partition: int, floor: Floor, now_ms: int) -> OpenedWal:
-    """Open the WAL of a partition, or start one; a disk that fails leaves it readable, with `failed` set."""
+    """Open the WAL of a partition, or start one. If the disk fails, the WAL stays readable, with `failed` set."""
     found: _Found | None = None
     try:
         disk.make_folder(folder)
@@ -93,12 +93,12 @@ def open_wal(folder: Path, *, topic_id: UUID, partition: int, floor: Floor, now_
 
 
 def _start(folder: Path, *, topic_id: UUID, partition: int, floor: Floor, now_ms: int) -> OpenedWal:
-    # A state or a table that is ahead of files that are not there means that the WAL was lost: that is an
-    # unclean open, and what was acknowledged and is not sealed is missing, which sealing and reading then say.
+    # A state or a table that is ahead of missing files means that the WAL was lost: this is an unclean open. The
+    # records that were acknowledged and not sealed are missing, which sealing and reading will report.
     known, deleter = states.load(folder), checkpoints.load_deleter(folder)
     first_offset = max(floor.offset, known.visible_offset if known else 0)
     epochs = _raised(floor.epochs, first_offset) if first_offset or floor.epochs else ((0, 0),)
-    # Not a number that an old state or the deleter knows: they would speak of another file.
+    # Don't reuse a number that an old state or the deleter knows: they refer to another file.
     seq = 1 + max(known.seq if known else 0, deleter.start_seq if deleter else 0)
     file = WalFile(seq=seq, first_offset=first_offset, opened_ms=now_ms)
     os.close(create_file(folder, file))
@@ -127,11 +127,11 @@ def _load_checkpoint(folder: Path, *, topic_id: UUID, partition: int, floor: Flo
             _put_strays_aside(folder, there, saved)
             return _Found(checkpoint=replace(saved, files=checkpoints.left_files(folder, saved)))
     elif all(_is_empty(folder, seq) for seq in there):
-        # Killed while it was started for the first time, or everything is lost.
+        # The process was killed while it started the WAL for the first time, or everything is lost.
         for seq in there:
             (folder / file_name(seq)).unlink()
         return None
-    logger.warning("%s does not fit the files beside it and is made anew from them", folder / WRITER_FILE)
+    logger.warning("%s does not match the WAL files and is rebuilt from them", folder / WRITER_FILE)
     files, epochs = _rebuild(folder, there, saved, floor)
     damage = saved.damage if saved else ()
     rebuilt = WriterCheckpoint(
@@ -145,7 +145,7 @@ def _is_empty(folder: Path, seq: int) -> bool:
 
 
 def _put_strays_aside(folder: Path, there: list[int], saved: WriterCheckpoint) -> None:
-    """Files that were replaced, by a process that was killed before it could clean up after itself."""
+    """Move aside the files that a process replaced before it was killed, and remove its unfinished ones."""
     named = {file.seq for file in saved.files}
     for seq in there:
         if seq < saved.active.seq and seq not in named:
@@ -159,7 +159,7 @@ def _put_strays_aside(folder: Path, there: list[int], saved: WriterCheckpoint) -
 def _rebuild(
     folder: Path, there: list[int], saved: WriterCheckpoint | None, floor: Floor
 ) -> tuple[tuple[WalFile, ...], tuple[tuple[int, int], ...]]:
-    """The files and epochs as far as saved, the files themselves and the table say."""
+    """Rebuild the files and epochs from the saved checkpoint, the files themselves and the table."""
     named = {file.seq: file for file in checkpoints.left_files(folder, saved)} if saved else {}
     epochs = (saved.epochs if saved else floor.epochs) or ((0, 0),)
     files: list[WalFile] = []
@@ -175,7 +175,7 @@ def _rebuild(
             first_offset = header.base_offset
             epochs = _joined(epochs, ((header.leader_epoch, header.base_offset),))
         elif files:
-            # Nothing that can be read: it begins where the one before it ends.
+            # It has no readable header: it begins where the one before it ends.
             before = files[-1]
             walked = _walk(folder / before.name, before.first_batch_offset, before.size_bytes or 0)
             first_offset, epochs = walked.end_offset, _joined(epochs, walked.epochs)
@@ -210,7 +210,7 @@ def _reopen(folder: Path, loaded: _Found, *, floor: Floor, now_ms: int) -> Opene
     found = loaded.checkpoint
     known = states.load(folder)
     if known is not None and known.seq != found.active.seq:
-        # The roll that opened the active file had not come to write the state: nothing of it is known.
+        # The roll that created the active file was killed before it wrote the state: the file's state is unknown.
         known = None
     path = folder / found.active.name
     size_bytes = path.stat().st_size if path.exists() else -1
@@ -219,7 +219,7 @@ def _reopen(folder: Path, loaded: _Found, *, floor: Floor, now_ms: int) -> Opene
         if known.visible_offset >= floor.offset:
             return OpenedWal(checkpoint=found, end_offset=known.visible_offset, end_position=size_bytes)
         return _start_behind_table(folder, found, floor=floor, now_ms=now_ms)
-    logger.warning("%s was not closed in order; recovering it", folder)
+    logger.warning("%s was not closed cleanly; recovering it", folder)
     if known is not None and known.phase is Phase.FAILED:
         recovered, end_offset, end_position = _copy_acknowledged(folder, found, known, now_ms)
     else:
@@ -284,7 +284,7 @@ def _cut(folder: Path, path: Path, walked: _Walked) -> None:
         disk.fsync(file.fileno())
     reached("wal.recover.cut")
     logger.warning(
-        "cut %d bytes that were never acknowledged off the end of %s at offset %d; they are kept in %s",
+        "cut %d unacknowledged bytes off the end of %s at offset %d; they are kept in %s",
         len(torn),
         path,
         walked.end_offset,
@@ -296,7 +296,7 @@ def _leave_damaged(
     folder: Path, found: WriterCheckpoint, known: WalState, walked: _Walked, size_bytes: int, now_ms: int
 ) -> tuple[WriterCheckpoint, int, int]:
     path = folder / found.active.name
-    # A batch starts where the durable bytes end, so what came after the damage can still be found from there.
+    # A batch starts at the durable end, so the batches after the damage can be found from there.
     behind = _walk(
         path, known.durable_offset, max(size_bytes, known.durable_position), known.durable_position
     )
@@ -306,7 +306,7 @@ def _leave_damaged(
         first_offset=walked.end_offset,
         end_offset=known.durable_offset,
     )
-    logger.error("%s", walked.problem or f"{path} ends at byte {size_bytes}, before what was durable")
+    logger.error("%s", walked.problem or f"{path} ends at byte {size_bytes}, before its durable end")
     new = WalFile(seq=found.active.seq + 1, first_offset=behind.end_offset, opened_ms=now_ms)
     os.close(create_file(folder, new))
     reached("wal.recover.created")
@@ -326,9 +326,9 @@ def _copy_acknowledged(
         os.close(create_file(folder, found.active))
     walked = _walk(old, found.active.first_batch_offset, known.visible_position)
     if walked.end_position < known.durable_position:
-        # Damaged as well: leave it to be looked at, as after any other damage.
+        # It is damaged as well: leave it for inspection, as after any other damage.
         return _leave_damaged(folder, found, known, walked, known.visible_position, now_ms)
-    # Under another name until it is whole: a part of it must never pass for the WAL.
+    # Under another name until it is complete: a partial copy must never be taken for the WAL.
     copy = folder / f"{new.name}.copy"
     _copy(old, copy, walked.end_position)
     copy.rename(folder / new.name)
@@ -353,8 +353,8 @@ def _copy(source: Path, target: Path, size_bytes: int) -> None:
 
 
 def _start_behind_table(folder: Path, found: WriterCheckpoint, *, floor: Floor, now_ms: int) -> OpenedWal:
-    """Everything that the WAL holds is sealed, and more: drop it, and go on where the table ends."""
-    logger.warning("the WAL in %s ends before the table does; going on at offset %d", folder, floor.offset)
+    """Drop a WAL that ends before the table does, as all its records are sealed, and continue at the table's end."""
+    logger.warning("the WAL in %s ends before the table does; continuing at offset %d", folder, floor.offset)
     file = WalFile(seq=found.active.seq + 1, first_offset=floor.offset, opened_ms=now_ms)
     os.close(create_file(folder, file))
     epochs = max(found.epochs, floor.epochs, key=lambda each: each[-1][0] if each else -1)
@@ -386,19 +386,19 @@ def _go_on(folder: Path, checkpoint: WriterCheckpoint, end_offset: int, end_posi
 
 def _raised(epochs: tuple[tuple[int, int], ...], end_offset: int) -> tuple[tuple[int, int], ...]:
     last = epochs[-1][0] if epochs else -1
-    # An epoch under which nothing was written is replaced, as it never had an offset of its own.
+    # An epoch under which nothing was written is replaced, because no offset has it.
     kept = tuple(each for each in epochs if each[1] < end_offset)
     return (*kept, (last + 1, end_offset))
 
 
 def _from_log_start(epochs: tuple[tuple[int, int], ...], log_start: int) -> tuple[tuple[int, int], ...]:
-    """Without epochs all of whose records are below the log start, so that they don't add up for ever."""
+    """Drop epochs whose records are all below the log start, so that they don't accumulate forever."""
     first = max((at for at, each in enumerate(epochs) if each[1] <= log_start), default=0)
     return epochs[first:]
 
 
 def aside_path(folder: Path, name: str) -> Path:
-    """A free name in the folder for what is kept aside."""
+    """Return an unused path in the folder for files that are kept aside."""
     aside = folder / ASIDE_FOLDER
     disk.make_folder(aside)
     target = aside / name

@@ -1,11 +1,11 @@
-"""Finds damage in a partition's WAL files, and, when asked to, leaves it behind.
+"""Finds damage in a partition's WAL files and, on request, skips it.
 
 `inspect` walks the files from an offset on and lists the damaged ranges: after damage it looks for the next
-bytes that make a whole batch with a right checksum and a fitting offset. `skip` writes each damaged file anew,
-with an empty batch in the place of those bytes that spans their offsets, and keeps the damaged one aside. So
-sealing and reading go on over the gap.
+bytes that are a whole batch with a correct checksum and a plausible offset. `skip` rewrites each damaged file
+with an empty batch in place of the damaged bytes that spans their offsets, and keeps the damaged file aside. So
+sealing and reading continue after the gap.
 
-Killed at any point: the new file takes the old one's name in one step; until then nothing has changed.
+The new file takes the old one's name in one step. If the process is killed before that, nothing has changed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _MAGIC_AT, _MAGIC = 16, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedRange:
-    """Bytes that can't be read, and the offsets that were in them. An empty range of offsets: none was lost.
+    """Bytes that can't be read, and the offsets that were in them. If the range of offsets is empty, none was lost.
 
-    The path may be that of a sealed segment; then `seq` is NOT_IN_WAL.
+    The path may be that of a sealed segment. Then `seq` is NOT_IN_WAL.
     """
 
     path: Path | str
@@ -54,7 +54,7 @@ class DamagedRange:
 
 
 def inspect(folder: Path, checkpoint: WriterCheckpoint, *, from_offset: int) -> list[DamagedRange]:
-    """The damaged ranges of the files that hold offsets from `from_offset` on, of the active one as far as it is visible."""
+    """Return the damaged ranges of the files that hold offsets from `from_offset` on, up to the visible end."""
     found: list[DamagedRange] = []
     files = checkpoints.left_files(folder, checkpoint)
     if files[0].first_offset > from_offset:
@@ -70,14 +70,14 @@ def inspect(folder: Path, checkpoint: WriterCheckpoint, *, from_offset: int) -> 
 
 
 def skip(folder: Path, checkpoint: WriterCheckpoint, damaged: Sequence[DamagedRange]) -> WriterCheckpoint:
-    """Write the damaged files anew without the damaged bytes. The WAL must not be open for writing."""
+    """Rewrite the damaged files without the damaged bytes. The WAL must not be open for writing."""
     for file in checkpoint.files:
         ranges = [each for each in damaged if each.seq == file.seq]
         if not ranges:
             continue
         repaired = file
         if ranges[0].is_hole:
-            # The file that follows a hole answers for it: its first batch just comes later.
+            # The file after a hole covers it: its first offset moves to the start of the hole, its batches stay.
             repaired = replace(file, first_offset=ranges[0].first_offset, gap_end=file.first_batch_offset)
             ranges = ranges[1:]
         if ranges:
@@ -150,7 +150,7 @@ def _damaged_ranges(folder: Path, file: WalFile, end_offset: int) -> Iterator[Da
 
 
 def _next_batch(data: bytes, start: int, first_offset: int, end_offset: int) -> tuple[int, int] | None:
-    """Where the next whole batch with an offset in the range starts, and that offset."""
+    """Return the position and the offset of the next whole batch with an offset in the range, or None."""
     candidates = np.flatnonzero(np.frombuffer(data, np.uint8)[start + _MAGIC_AT :] == _MAGIC) + start
     for position in candidates.tolist():
         header = _header_at(data, position)
@@ -165,7 +165,7 @@ def _next_batch(data: bytes, start: int, first_offset: int, end_offset: int) -> 
 
 
 def _is_followed(data: bytes, header: batch.BatchHeader, position: int, end_offset: int) -> bool:
-    """Whether what comes after a batch confirms its offset, which no checksum covers."""
+    """Return whether the bytes after a batch confirm its offset, which no checksum covers."""
     after = position + header.size_bytes
     if after >= len(data):
         return header.next_offset == end_offset
@@ -207,7 +207,7 @@ def _write_without(
     repaired.replace(path)
     disk.sync_folder(folder)
     reached("wal.repair.replaced")
-    logger.warning("left %d damaged ranges of %s behind", len(ranges), path)
+    logger.warning("skipped %d damaged ranges of %s", len(ranges), path)
     return size_bytes
 
 

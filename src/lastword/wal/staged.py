@@ -1,26 +1,26 @@
-"""Appends many records to several partitions as one unit: all of them exactly once, whatever is killed meanwhile.
+"""Appends many records to several partitions as one unit: all of them exactly once, even if a process is killed.
 
-Whoever appends (a *sink*: one streaming query, one batch job) numbers its units, and stages each one as files of
-record batches. A folder a topic:
+A *sink* (one streaming query or one batch job) numbers its units and stages each one as files of record batches. Its
+folder:
 
     staging/<topic id>/<sink>/
         committed.json     the number of the last unit that was appended
-        unit.json          the unit under way: which bytes of which files are for which partition
-        <partition>.note   where the unit's records begin in that partition
+        unit.json          the unit under way: the bytes of each file and the partition that they are for
+        <partition>.note   the offset where the unit's records begin in that partition
         *.batches          staged record batches
 
-A unit, by its steps:
-1. its files are written and synced, wherever that happens;
-2. `propose` names them in unit.json. From now on the unit is these files, also if it is staged again;
-3. the writer of the log checks every batch, and says so in unit.json;
-4. for each partition: while nobody else can append, its log end is noted; then the batches are written; then synced;
+Steps of a unit:
+1. its files are written and synced, in any process;
+2. `propose` names them in unit.json. From now on the unit is these files, even if it is staged again;
+3. the writer of the log checks every batch, and notes that in unit.json;
+4. for each partition, its log end is noted and the batches are written while nothing else can append, then synced;
 5. committed.json gets the number;
 6. unit.json, the notes and the files are removed.
 
-Killed before 2, nothing has happened. After it, `append` goes on with the same files. A partition that has a note got
-its records between the note's offset and the log end: before anybody else can append to it, its opening (`finish`)
-appends those that are missing. So a note means, for everybody but the opening, that the partition is done. After a
-failure between note and sync the partition refuses appends until it is reopened, for the same reason.
+If a process is killed before 2, nothing has happened. After it, `append` continues with the same files. A partition that
+has a note got its records between the note's offset and the log end. Opening it (`finish`) appends the missing ones
+before anything else can be appended. So for everything but the opening, a note means that the partition is done. For the
+same reason, after a failure between note and sync the partition refuses appends until it is reopened.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from lastword.wal.writer import PartitionWriter
 logger = logging.getLogger(__name__)
 
 ONE_WRITE: Final = re.compile("job-[0-9a-f]{32}")
-"""The names of sinks that are for one write alone."""
+"""The names of sinks that are for a single write."""
 _UNIT: Final = "unit.json"
 
 
@@ -63,18 +63,18 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What is appended as one: for each partition its pieces, in the order of its records."""
+    """A set of records that are appended as one: for each partition its pieces, in the order of its records."""
 
     number: int
     pieces: Mapping[int, Sequence[Piece]]
     checked: bool = False
     starts: Mapping[int, int] = field(default_factory=dict)
-    """Where partitions must end before it, if its batches keep the offsets of another log: they may have gaps."""
+    """The log end that each partition must have before it, if its batches keep another log's offsets, maybe with gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Note:
-    """The batches of a unit, but for those of its first `skipped` offsets, are in a partition from `start` on, or shall be."""
+    """A unit's batches, except those of its first `skipped` offsets, are or will be in a partition from `start` on."""
 
     number: int
     start: int
@@ -86,7 +86,7 @@ class Sink:
 
     def __init__(self, data_folder: Path, topic_id: UUID, name: str) -> None:
         if not name or not name.isascii() or not all(each.isalnum() or each in "-_" for each in name):
-            raise InvalidError(f"sink {name!r}: letters, digits, '-' and '_' are allowed in a sink's name")
+            raise InvalidError(f"sink {name!r}: a sink's name may have only letters, digits, '-' and '_'")
         self.folder = topic_folder(data_folder, topic_id) / name
 
     @property
@@ -108,7 +108,7 @@ class Sink:
         return Unit(number=saved["number"], pieces=pieces, checked=saved["checked"], starts=starts)
 
     def propose(self, unit: Unit) -> bool:
-        """Make a unit the one to be appended; False if it has been, or if files of an earlier attempt are it."""
+        """Make a unit the one to append. Return False if it has been appended, or an earlier attempt has staged it."""
         committed, under_way = self.committed, self.unit
         if committed is not None and unit.number <= committed:
             return False
@@ -135,7 +135,7 @@ class Sink:
         reached("staged.noted")
 
     def commit(self, number: int) -> None:
-        """Say that a unit has been appended, and remove what it left."""
+        """Note that a unit has been appended, and remove its files."""
         disk.replace_file(self.folder / COMMITTED_FILE, json.dumps({"unit": number}).encode())
         reached("staged.committed")
         self.clear()
@@ -148,21 +148,21 @@ class Sink:
 
     def clear(self) -> None:
         """Remove everything but the number of the last unit."""
-        # The unit first: a note without its unit says nothing.
+        # The unit first: a note without its unit means nothing.
         (self.folder / _UNIT).unlink(missing_ok=True)
         for path in list(self.folder.iterdir()):
             if path.name != COMMITTED_FILE:
                 path.unlink(missing_ok=True)
 
     def discard(self, files: Iterable[str]) -> None:
-        """Remove staged files, but for those that are of the unit under way: it will be finished from them."""
+        """Remove staged files, except those of the unit under way: it will be finished from them."""
         unit = self.unit
         named = {piece.file for own in unit.pieces.values() for piece in own} if unit is not None else set()
         for each in set(files) - named:
             (self.folder / each).unlink(missing_ok=True)
 
     def read(self, pieces: Iterable[Piece]) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """The record batches of some pieces, in order, each with its checksum verified."""
+        """Yield the record batches of some pieces, in order, each with its checksum verified."""
         for piece in pieces:
             path = self.folder / piece.file
             try:
@@ -172,7 +172,7 @@ class Sink:
                 yield from batch.split(data)
             except (OSError, batch.BadBatchError) as error:
                 raise CorruptError(
-                    f"The staged file {path} can't be read: {error}. The records of a unit that is under way are in it.",
+                    f"The staged file {path} can't be read: {error}. It has records of the unit that is under way.",
                     path=str(path),
                 ) from error
 
@@ -202,10 +202,10 @@ def append(
     append_time_ms: int | None,
     check_owned: Callable[[], None],
 ) -> int:
-    """Append the unit that was proposed, or what is missing of it; the records that were appended by this call.
+    """Append the proposed unit, or the missing part of it. Return how many records this call has appended.
 
-    One at a time for each topic. `writers` gives the writer of a partition, or raises. `check_owned` raises if the topic was
-    lost meanwhile: then the unit is not done, however often it is asked for.
+    Call it once at a time for each topic. `writers` returns the writer of a partition, or raises. `check_owned` raises
+    if another folder took the topic meanwhile: then the unit is not done, however often it is retried.
     """
     committed, unit = sink.committed, sink.unit
     if committed is not None and number <= committed:
@@ -242,7 +242,7 @@ def _check(sink: Sink, unit: Unit, writers: Callable[[int], PartitionWriter], li
             for _, data in sink.read(pieces):
                 batch.validate(data, limits)
     except InvalidError:
-        # Nothing of it is in the log. The same records may be staged again, after a setting has been changed.
+        # None of it is in the log. The same records may be staged again after a setting has been changed.
         sink.withdraw()
         raise
 
@@ -279,9 +279,9 @@ def _append(
 def finish(
     data_folder: Path, topic_id: UUID, partition: int, writer: PartitionWriter, append_time_ms: int | None
 ) -> None:
-    """Append what is missing of units that a crash cut short, to a partition that has just been opened.
+    """Append the missing part of units that a crash interrupted, to a partition that has just been opened.
 
-    If that fails, the partition refuses appends: whatever came in between could not be told from the unit's records.
+    If that fails, the partition refuses appends: records in between could not be told from the unit's records.
     """
     folder = topic_folder(data_folder, topic_id)
     if writer.failed is not None or not folder.exists():
@@ -308,7 +308,7 @@ def _finish(
     if (first := next(batches, None)) is None:
         return
     logger.warning(
-        "partition %d of %s: appending what a crash has left of unit %d", partition, path.parent, unit.number
+        "partition %d of %s: appending the rest of unit %d after a crash", partition, path.parent, unit.number
     )
 
     def rest() -> Iterator[tuple[BatchHeader, memoryview]]:
@@ -321,7 +321,7 @@ def _finish(
 def _from_offset(
     batches: Iterable[tuple[BatchHeader, memoryview]], skipped: int
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """The batches without those that span the first `skipped` offsets. A crash leaves whole batches only."""
+    """Yield the batches without those that span the first `skipped` offsets. A crash leaves only whole batches."""
     passed = 0
     for header, data in batches:
         if passed >= skipped:
@@ -330,7 +330,7 @@ def _from_offset(
 
 
 def ask_writer(data_folder: Path, topic: str, sink: str, number: int) -> int | None:
-    """Have a unit appended by the process that writes the log: how many records; None if there is no such process."""
+    """Ask the process that writes the log to append a unit. Return the record count; None without such a process."""
     if (channel := writer_channel(data_folder)) is None:
         return None
     answer = ask(channel, {"do": "append", "topic": topic, "sink": sink, "number": number})
@@ -338,11 +338,11 @@ def ask_writer(data_folder: Path, topic: str, sink: str, number: int) -> int | N
 
 
 def sweep(data_folder: Path, *, before_ms: int, busy: Collection[str]) -> None:
-    """Remove what writes that were killed have staged: nothing has changed in their sink since a time.
+    """Remove the staged files of killed writes: those in sinks where nothing has changed since a time.
 
-    The number of the last unit stays, and a unit under way with its files: a query that is started again goes on with
-    them. A sink of one write alone, which nobody starts again, goes whole, unless some of its records are in the log: it may be completed by its name.
-    Topics in `busy`, by the hex of their ids, are being written to.
+    The number of the last unit stays, and so does a unit under way with its files: a restarted query continues with
+    them. A sink for a single write, which is never restarted, is removed as a whole, unless some of its records are in
+    the log: it may be completed by its name. Topics in `busy`, by the hex of their ids, are being written to.
     """
     folders = (data_folder / STAGING_FOLDER).glob("*/*")
     for folder in [each for each in folders if each.is_dir() and each.parent.name not in busy]:
@@ -350,19 +350,19 @@ def sweep(data_folder: Path, *, before_ms: int, busy: Collection[str]) -> None:
             if _changed_ms(folder) < before_ms:
                 _sweep_sink(Sink(data_folder, UUID(folder.parent.name), folder.name))
         with suppress(OSError):
-            # If that was all of the topic.
+            # Succeeds if the topic has no other sink.
             folder.parent.rmdir()
 
 
 def _changed_ms(folder: Path) -> int:
-    """When anything in a folder was last changed, added or removed."""
+    """Return when anything in a folder was last changed, added or removed."""
     return max(each.stat().st_mtime_ns for each in (folder, *folder.iterdir())) // 1_000_000
 
 
 def _sweep_sink(sink: Sink) -> None:
     is_begun = sink.committed is not None or any(sink.folder.glob("*.note"))
     if ONE_WRITE.fullmatch(sink.folder.name) and not is_begun:
-        logger.info("removing what a write that was not finished has staged in %s", sink.folder)
+        logger.info("removing the staged records of an unfinished write in %s", sink.folder)
         shutil.rmtree(sink.folder)
         return
     sink.discard(path.name for path in sink.folder.glob("*.batches"))
@@ -375,4 +375,4 @@ def forget(data_folder: Path, topic_id: UUID) -> None:
 
 
 def _load(path: Path) -> dict[str, Any] | None:
-    return state_file.load(path, dict, "What was staged there can't be appended: write it again.")
+    return state_file.load(path, dict, "The records staged there can't be appended: write them again.")

@@ -1,9 +1,9 @@
 """`wal.state`: how far the active file may be read, and how far it is known to be on disk.
 
-A fixed 64 bytes, overwritten in place after each sync and never itself synced on that path: a process that is
-killed leaves it exact, because the page cache outlives the process; a power cut may leave an older one, which
-only claims less. It lives in one allocated block, so that even a full disk can't refuse the mark that a write
-or a sync has failed. Readers in other processes read it to see how far they may go.
+It has a fixed 64 bytes, overwritten in place after each sync and never itself synced on that path. A killed process
+leaves it exact, because the page cache outlives the process. A power failure may leave an older one, which only claims
+less. It lives in one allocated block, so that even a full disk can't refuse the mark that a write or a sync has failed.
+Readers in other processes read it to see how far they may go.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIZE_BYTES = 64
 
 
 class Phase(IntEnum):
-    """OPEN: being written, or its writer died. CLEAN: closed in order. FAILED: a write or sync failed."""
+    """OPEN: being written, or its writer died. CLEAN: closed cleanly. FAILED: a write or sync failed."""
 
     OPEN = 0
     CLEAN = 1
@@ -35,7 +35,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalState:
-    """Offsets are ends: the first one that is not visible, not durable. Positions are in the file `seq`."""
+    """The visible and durable ends: the first offset that is not visible, not durable. Positions are in file `seq`."""
 
     phase: Phase
     seq: int
@@ -58,7 +58,7 @@ class WalState:
 
 
 def parse(data: bytes) -> WalState | None:
-    """None if the bytes are not a whole state: one was just being written, or the disk damaged it."""
+    """Parse a state; None if the bytes are not a whole one: it was just being written, or the disk damaged it."""
     body = data[: _FORMAT.size]
     if len(data) < _SIZE_BYTES or _CRC.unpack_from(data, _FORMAT.size)[0] != crc32c(body):
         return None
@@ -76,7 +76,7 @@ def parse(data: bytes) -> WalState | None:
 
 
 def load(folder: Path) -> WalState | None:
-    """The state in a folder; None if there is none that can be believed."""
+    """Load the state in a folder; None if there is none that can be trusted."""
     for _ in range(3):
         try:
             data = (folder / WAL_STATE_FILE).read_bytes()

@@ -1,20 +1,20 @@
-"""The only one that appends to a partition's WAL.
+"""The writer of a partition's WAL, the only one that appends to it.
 
-An append, by its steps:
+Steps of an append:
 1. the batch gets its offsets and the leader epoch, and is written to the active file;
-2. with `wal.sync=group` the appender waits until a sync covers it. The first that waits syncs for all who
-   wrote before the sync began; the others sleep. With `interval` and `none` it does not wait;
-3. `wal.state` says how far readers may go, and only then the append is acknowledged.
+2. with `wal.sync=group` the appender waits until a sync covers it. The first waiter syncs for all batches written
+   before the sync began, the others sleep. With `interval` and `none` the appender does not wait;
+3. `wal.state` makes the batch visible to readers, and only then is the append acknowledged.
 
-A roll: sync the active file; save what is known of idempotent producers; create and sync the next file and its
-name; replace `writer.json`; go on there.
+Steps of a roll: sync the active file, save the producer state, create and sync the next file and its name, replace
+`writer.json`, continue in the next file.
 
-Killed at any point: what step 3 showed is in the file. Bytes after that are whole batches, which recovery keeps,
-or a torn one, which it cuts. A next file that `writer.json` does not name is empty and is removed.
+If the process is killed, everything that step 3 made visible is in the file. Bytes after that are whole batches, which
+recovery keeps, or a torn one, which it cuts. A next file that `writer.json` does not name is empty and is removed.
 
-After a failed write or sync nobody knows what the file holds on disk, whatever reading it back says. So the
-writer marks it failed, answers every waiting and later append with WriteFailedError, and only a reopening,
-which copies what was acknowledged to a new file, makes the partition writable again.
+After a failed write or sync it is not known what the file holds on disk, whatever reading it back returns. So the
+writer marks it as failed and answers every waiting and later append with WriteFailedError. Only reopening, which copies
+the acknowledged part to a new file, makes the partition writable again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RollReason = Literal["segment.bytes", "segment.ms", "tiering.lag.ms", "max.compa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedWal:
-    """What recovery found: where to go on. With `failed` set the partition can be read, not written."""
+    """The result of recovery: where to continue. With `failed` set the partition can be read, not written."""
 
     checkpoint: WriterCheckpoint
     end_offset: int
@@ -57,7 +57,7 @@ class OpenedWal:
 
 
 class Shown(NamedTuple):
-    """How far readers may go: the active file, the first offset and byte in it that they may not see."""
+    """The end of the visible part: the active file, and the first offset and byte in it that readers may not see."""
 
     seq: int
     offset: int
@@ -65,7 +65,7 @@ class Shown(NamedTuple):
 
 
 class Produced(NamedTuple):
-    """A checked batch of a client; `max_timestamp_ms` corrects the header's."""
+    """A checked batch of a client. `max_timestamp_ms` corrects the header's."""
 
     header: batch.BatchHeader
     data: bytearray | memoryview
@@ -74,7 +74,7 @@ class Produced(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A batch that has been written, or had been before: its offsets, the end one to wait for."""
+    """A batch that has been written now or earlier, and its offsets. `end_offset` is the one to wait for."""
 
     base_offset: int
     end_offset: int
@@ -83,7 +83,7 @@ class Staged(NamedTuple):
 
 
 class _Run:
-    """Batches that have their places and are written together, and where the log ends behind them."""
+    """Batches that have their offsets and are written together, and the log end after them."""
 
     __slots__ = ("batches", "end_offset", "end_position")
 
@@ -96,7 +96,7 @@ class _Run:
 def roll_reason(
     settings: TopicSettings, *, size_bytes: int, incoming_bytes: int, first_append_ms: int, now_ms: int
 ) -> RollReason | None:
-    """Why a file that holds something must be rolled before more is appended, or None."""
+    """Return why a non-empty file must be rolled before more is appended, or None."""
     if incoming_bytes and size_bytes + incoming_bytes > settings.segment_bytes:
         return "segment.bytes"
     age_ms = now_ms - first_append_ms
@@ -125,12 +125,12 @@ class PartitionWriter:
     ) -> None:
         self.settings = settings
         self.on_shown: Callable[[], None] | None = None
-        """Called, from any thread, after more has been shown to readers. It must not block."""
+        """Called, from any thread, after more has become visible to readers. It must not block."""
         self.is_synced_by_append = sync.mode == "group"
         self._folder = folder
         self._sync_mode = sync.mode
         self._clock = clock
-        # Held by the one who is writing, also while a roll lets go of the other: batches stay in a row.
+        # Held by the thread that is writing, even while a roll releases the other lock: its batches stay contiguous.
         self._appending = threading.Lock()
         self._changed = threading.Condition()
         self._checkpoint = opened.checkpoint
@@ -140,13 +140,13 @@ class PartitionWriter:
         self._shown = Shown(opened.checkpoint.active.seq, opened.end_offset, opened.end_position)
         self._first_append_ms = opened.checkpoint.active.opened_ms
         self._producer_expiration_ms = producer_expiration_ms
-        # Read when they are needed: most partitions that are opened never get a batch.
+        # Loaded when needed: most open partitions never get a batch.
         self._producers: ProducerStates | None = None
         self._has_producers = False
         self._failed = opened.failed
         self._syncing = False
         self._closed = False
-        # Files are opened by the first append, so that idle partitions cost no file descriptors.
+        # The first append opens the files, so that idle partitions cost no file descriptors.
         self._fd: int | None = None
         self._state_file: StateFile | None = None
 
@@ -162,12 +162,12 @@ class PartitionWriter:
 
     @property
     def shown(self) -> Shown:
-        """How far readers may go. What it says belongs together."""
+        """The end of the visible part, as one consistent value."""
         return self._shown
 
     @property
     def files(self) -> tuple[WalFile, ...]:
-        """The files, the active one last. The deleter may have taken some of the first ones."""
+        """The files, the active one last. The deleter may have removed some of the first ones."""
         return self._checkpoint.files
 
     @property
@@ -184,23 +184,23 @@ class PartitionWriter:
         return self._failed
 
     def active_producers(self) -> list[ActiveProducer]:
-        """The idempotent producers that are known here."""
+        """Return the idempotent producers that this partition knows."""
         with self._changed:
             return self._producer_states().active()
 
     def append(self, data: bytes | memoryview, *, append_time_ms: int | None = None) -> int:
-        """Append one checked batch and wait until it may be acknowledged; the offset of its first record."""
+        """Append one checked batch and wait until it may be acknowledged. Return the offset of its first record."""
         base_offset, end_offset = self.stage(data, append_time_ms=append_time_ms)
         self.wait_durable(end_offset)
         return base_offset
 
     def stage(self, data: bytes | memoryview, *, append_time_ms: int | None = None) -> tuple[int, int]:
-        """Write one checked batch; its first offset and the end offset to pass to `wait_durable`."""
+        """Write one checked batch. Return its first offset and the end offset to pass to `wait_durable`."""
         staged = self.stage_all([data], append_time_ms=append_time_ms)
         return staged.start, staged.stop
 
     def stage_all(self, batches: Sequence[bytes | memoryview], *, append_time_ms: int | None = None) -> range:
-        """Write checked batches, with nobody else's between them; their offsets, whose end is to be passed to `wait_durable`."""
+        """Write checked batches contiguously. Return their offsets. Pass the end offset to `wait_durable`."""
         with self._appending:
             first_offset = end_offset = -1
             for data in batches:
@@ -216,10 +216,11 @@ class PartitionWriter:
         append_time_ms: int | None = None,
         start: int | None = None,
     ) -> int:
-        """As `stage_all`, after `note` has been told the first offset; the end offset.
+        """Call `note` with the first offset, then write batches as `stage_all` does. Return the end offset.
 
-        Batches that keep the offsets of another log belong at `start`: OffsetOutOfRangeError if the log ends elsewhere,
-        and nothing has happened. Whatever else fails, the partition must be reopened: the note may say what is not so.
+        Batches that keep the offsets of another log belong at `start`. Raise OffsetOutOfRangeError if the log ends
+        elsewhere: then nothing has happened. After any other failure the partition must be reopened, because the note
+        may be wrong.
         """
         with self._appending:
             with self._changed:
@@ -237,7 +238,7 @@ class PartitionWriter:
             except BaseException as error:
                 with self._changed:
                     if self._failed is None:
-                        self._fail("append what was noted to", error)
+                        self._fail("append noted batches to", error)
                 raise
 
     def refuse(self, why: str) -> None:
@@ -259,9 +260,9 @@ class PartitionWriter:
             return base_offset, self._end_offset
 
     def stage_produced(self, produced: Sequence[Produced]) -> list[Staged | InvalidRecordError]:
-        """Write checked batches as clients sent them, over their own bytes; those that are there already are not.
+        """Write checked batches as clients sent them, modifying their bytes in place. Skip those already in the log.
 
-        An idempotent producer's batch that does not follow on its last one gets its error in place of a result.
+        An idempotent producer's batch that does not follow its last one gets an error in place of a result.
         """
         results: list[Staged | InvalidRecordError] = []
         with self._appending, self._changed:
@@ -295,7 +296,7 @@ class PartitionWriter:
         append_time_ms: int | None,
         max_timestamp_ms: int | None,
     ) -> int:
-        """Give a batch its place, behind those of the run; its first offset. Before a roll the run is written."""
+        """Add a batch to the run and return its first offset. If a roll is due, write the run before it."""
         now_ms = self._clock.now_ms()
         if self._reason_to_roll(run.end_position, header.size_bytes, now_ms) is not None:
             self._write(run)
@@ -312,11 +313,11 @@ class PartitionWriter:
         if run.end_position == 0:
             self._first_append_ms = now_ms
         run.batches.append(data)
-        # By the offsets that it spans: one that keeps those of another log may have gaps.
+        # By the offsets that it spans: a batch that keeps those of another log may have gaps.
         run.end_offset += header.last_offset_delta + 1
         run.end_position += len(data)
         if header.producer_id >= 0:
-            # If the write fails, the partition must be reopened, and this is read from what is in the file.
+            # If the write fails, the partition must be reopened, and the producer state is read from the file.
             self._producer_states().appended(header, base_offset, now_ms)
         return base_offset
 
@@ -332,7 +333,7 @@ class PartitionWriter:
         except OSError as error:
             raise self._fail("write to", error) from error
         except BaseException as error:
-            # An interrupt may have come between the write and the counting of it.
+            # An interrupt may have come between the write and the update of the end.
             self._fail("write to", error)
             raise
         run.batches = []
@@ -350,11 +351,11 @@ class PartitionWriter:
 
     @property
     def first_append_ms(self) -> int:
-        """From when the active file's age counts."""
+        """The time from which the active file's age counts."""
         return self._first_append_ms
 
     def roll(self) -> bool:
-        """Close the active file and go on in a new one; False if it is empty."""
+        """Close the active file and continue in a new one. Return False if it is empty."""
         with self._changed:
             self._wait_for_sync()
             self._check_writable()
@@ -370,7 +371,7 @@ class PartitionWriter:
             return self._roll_if_due(0, self._clock.now_ms())
 
     def close(self) -> None:
-        """Sync, note that nothing is left to recover, and give the files back."""
+        """Sync, note that nothing is left to recover, and close the files."""
         with self._changed:
             if self._closed:
                 return
@@ -399,7 +400,7 @@ class PartitionWriter:
             try:
                 self._fd = os.open(self._active_path(), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
                 self._state_file = StateFile(self._folder)
-                # Where appends are acknowledged before a sync, a power cut may take them back without a trace in
+                # If appends are acknowledged before a sync, a power failure may lose them without a trace in
                 # the file. So it must be known for sure that the file was being written.
                 self._write_state(sync=self._sync_mode != "group")
             except OSError as error:
@@ -428,7 +429,7 @@ class PartitionWriter:
                 self._syncing = False
                 if isinstance(error, OSError):
                     raise self._fail("sync", error) from error
-                # Interrupted: one of those who wait takes over.
+                # Interrupted: one of the waiters takes over.
                 self._changed.notify_all()
                 raise
         with self._changed:
@@ -458,7 +459,7 @@ class PartitionWriter:
         return self._producers
 
     def _expect_producers(self) -> None:
-        """Before the first batch of a producer: say on disk that there are some, so that all is found after a crash."""
+        """Note on disk, before the first batch of a producer, that there are some, so that a crash loses none."""
         if not producers.exists(self._folder):
             try:
                 self._producer_states().save(self._folder, self._end_offset)
@@ -470,7 +471,7 @@ class PartitionWriter:
         self._has_producers = True
 
     def _save_producers(self) -> None:
-        """Save what is known of producers. Where that fails, the deleter spares the files that still say it."""
+        """Save the producer state. If that fails, the deleter keeps the files that still have it."""
         try:
             known = self._producer_states()
             if self._producer_expiration_ms is not None:
@@ -478,7 +479,7 @@ class PartitionWriter:
             if len(known) or producers.exists(self._folder):
                 known.save(self._folder, self._end_offset)
         except OSError as error:
-            logger.warning("can't save what is known of producers to %s: %s", self._folder, error)
+            logger.warning("can't save the producer state to %s: %s", self._folder, error)
 
     def _sync_active(self) -> None:
         if self._fd is not None and self._durable_offset < self._end_offset:
@@ -495,7 +496,7 @@ class PartitionWriter:
             return False
         self._wait_for_sync()
         self._check_writable()
-        # Waiting let go of the lock, and another thread may have rolled the file meanwhile.
+        # Waiting released the lock, so another thread may have rolled the file meanwhile.
         reason = self._reason_to_roll(self._end_position, incoming_bytes, now_ms)
         if reason is None:
             return False
@@ -514,13 +515,13 @@ class PartitionWriter:
         )
 
     def _roll(self, reason: RollReason, now_ms: int) -> None:
-        """No sync is under way: the lock has been held since that was seen."""
+        """Roll the active file. No sync is under way: the lock has been held since that was checked."""
         try:
             self._go_to_next_file(reason, now_ms)
         except WriteFailedError:
             raise
         except BaseException as error:
-            # Interrupted in between, when the checkpoint may name one file and the other may be open.
+            # Interrupted midway: the checkpoint may name one file while the other is open.
             self._fail("roll", error)
             raise
 
@@ -538,7 +539,7 @@ class PartitionWriter:
             fd = create_file(self._folder, new)
             reached("wal.roll.created")
         except OSError as error:
-            # The active file is whole, and the new one is not named anywhere: the next append tries again.
+            # The active file is intact, and nothing names the new one: the next append tries again.
             raise WriteFailedError(
                 f"Can't start a new WAL file {self._folder / new.name}: {error.strerror or error}. "
                 f"Nothing was appended; free some space and try again."
@@ -589,7 +590,7 @@ class PartitionWriter:
         assert self._state_file is not None
         self._state_file.write(
             WalState(
-                # A sync that was under way when a write failed must not take the mark away.
+                # A sync that was under way when a write failed must not clear the mark.
                 phase=phase if self._failed is None else Phase.FAILED,
                 seq=self._checkpoint.active.seq,
                 visible_offset=self._visible_offset,
@@ -604,14 +605,14 @@ class PartitionWriter:
         cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
         self._failed = (
             f"Can't {action} the WAL file {self._active_path()}: {cause}. "
-            f"The partition takes no more appends until it is reopened; what was acknowledged is kept."
+            f"The partition takes no more appends until it is reopened; acknowledged records are kept."
         )
         logger.error("%s", self._failed)
         try:
             if self._state_file is not None:
                 self._write_state()
         except OSError:
-            # The disk refuses even a block that it has already given. A reopening then finds an unclean WAL
+            # The disk refuses even a block that is already allocated. Reopening then finds an unclean WAL
             # and syncs it again, which is all that can be done.
             logger.exception("could not mark %s as failed", self._folder)
         self._changed.notify_all()

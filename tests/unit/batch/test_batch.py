@@ -295,9 +295,9 @@ def test_every_record_that_is_refused_is_named() -> None:
     records = [replace(RECORDS[0], key=key) for key in (b"a", None, b"c", None)]
     with pytest.raises(InvalidRecordError) as error:
         batches.validate(make(records), replace(LIMITS, null_key_allowed=False))
-    text = "the key is null; the topic asks for a key"
+    text = "the key is null; the topic requires a key"
     assert error.value.records == ((1, text), (3, text))
-    assert str(error.value) == f"record 1: {text}; records of the batch that are refused: 2"
+    assert str(error.value) == f"record 1: {text}; refused records of the batch: 2"
 
 
 def test_a_wrong_time_is_told_before_anything_else() -> None:

@@ -164,7 +164,7 @@ def test_session_timeouts_that_contradict_each_other() -> None:
         BrokerConfig.from_mapping(mapping, where="here")
     assert str(caught.value) == (
         "here: group.min.session.timeout.ms is 9 (broker, here) but group.max.session.timeout.ms is 8 "
-        "(broker, here); the first must not be over the second"
+        "(broker, here); the first must not exceed the second"
     )
 
 
@@ -278,8 +278,8 @@ def test_wal_sync(text: str, sync: WalSync) -> None:
         # groups
         ("catalog: postgresql://u:hidden@h/d", "lastword.yaml:1: catalog must be a group of settings"),
         ("catalog:", "lastword.yaml:1: catalog must be a group of settings"),
-        ("catalog: {uri: }", "lastword.yaml:1: catalog.uri must be one text or number"),
-        ("catalog: {uri: [hidden]}", "lastword.yaml:1: catalog.uri must be one text or number"),
+        ("catalog: {uri: }", "lastword.yaml:1: catalog.uri must be a single text or number"),
+        ("catalog: {uri: [hidden]}", "lastword.yaml:1: catalog.uri must be a single text or number"),
         ("namespaces: [db]", "lastword.yaml:1: namespaces must be a group of settings"),
         ("namespaces: {db: 5}", "lastword.yaml:1: namespace db must be a group of settings"),
         ("namespaces: {a b: {null.key: keep}}", "lastword.yaml:1: 'a b' is not the name of a namespace"),
@@ -307,8 +307,8 @@ def test_wal_sync(text: str, sync: WalSync) -> None:
         ("a: b: hidden", "lastword.yaml:1: is not YAML: mapping values are not allowed here"),
         ("wal.sync: none\n\x01", "lastword.yaml:2: is not YAML: special characters are not allowed"),
         ("{}\n---\n{}", "lastword.yaml:2: is not YAML: "),
-        ("- wal.sync", "lastword.yaml:1: settings are written as 'key: value'"),
-        ("group", "lastword.yaml:1: settings are written as 'key: value'"),
+        ("- wal.sync", "lastword.yaml:1: settings must be written as 'key: value'"),
+        ("group", "lastword.yaml:1: settings must be written as 'key: value'"),
         ("? [a]\n: b", "lastword.yaml:1: a list or a mapping can't be the name of a setting"),
         (
             "namespaces:\n  a: &a {null.key: keep}\n  b: {<<: *a}",

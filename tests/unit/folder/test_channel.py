@@ -255,7 +255,7 @@ def test_an_asker_gives_up_on_a_writer_that_is_silent(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stopped:
         stopped.bind(str(tmp_path / "s"))
         stopped.listen()
-        with pytest.raises(UnavailableError, match=r"not been heard of .* may still do .* \(append\)"):
+        with pytest.raises(UnavailableError, match=r"has been silent .* may still carry out .* \(append\)"):
             ask(str(tmp_path / "s"), {"do": "append"})
 
 
