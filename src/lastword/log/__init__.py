@@ -4,6 +4,7 @@ log.py            a log: opening it, the operations on it, and the roles that th
 topics.py         its topics, open and in the catalog: creating, altering, deleting them
 jobs.py           jobs over all topics: retention, compaction, erasure, verification
 worker.py         runs those jobs in the background when they are due
+readable.py       a topic as far as reading goes: records, state, explanations, descriptions
 topic.py          a topic, which spreads appends over its partitions, reads and seals them
 partition.py      a partition: its WAL and writer, its readers, the facts that planning needs
 routing.py        chooses the partition of a record

@@ -14,7 +14,7 @@ from lastword.wal.checkpoint import WriterCheckpoint
 if TYPE_CHECKING:
     from lastword.compaction.target import Assessment
     from lastword.log.partition import Partition
-    from lastword.log.topic import Topic
+    from lastword.log.readable import ReadableTopic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class TopicDescription:
 
 
 def describe(
-    topic: Topic,
+    topic: ReadableTopic,
     snapshot: Snapshot,
     *,
     settings: tuple[EffectiveSetting, ...],
@@ -84,7 +84,7 @@ def describe(
 
 
 def _describe(
-    topic: Topic,
+    topic: ReadableTopic,
     partition: Partition,
     assessed: Assessment,
     snapshot: Snapshot,
