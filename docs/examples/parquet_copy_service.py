@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lastword.compaction.inline import InlineCompactionServiceFactory
-from lastword.compaction.job import PartitionReport
+from lastword.compaction.reports import PartitionReport
 from lastword.compaction.service import (
     WHAT_IS_DUE,
     CompactionRequest,

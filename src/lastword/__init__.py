@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lastword.batch import Compression
     from lastword.clock import Clock, SystemClock
-    from lastword.compaction.job import CompactionReport, PartitionReport
     from lastword.compaction.plan import PartitionPlan
+    from lastword.compaction.reports import CompactionReport, PartitionReport
     from lastword.config import BrokerConfig, TopicSettings
     from lastword.errors import LastwordError
     from lastword.explain.model import ExplainedRecord, Explanation
@@ -77,7 +77,7 @@ _HOMES = {
     "lastword.maintenance.backup.restore": ("RestoreReport",),
     "lastword.batch": ("Compression",),
     "lastword.clock": ("Clock", "SystemClock"),
-    "lastword.compaction.job": ("CompactionReport", "PartitionReport"),
+    "lastword.compaction.reports": ("CompactionReport", "PartitionReport"),
     "lastword.compaction.plan": ("PartitionPlan",),
     "lastword.config": ("BrokerConfig", "TopicSettings"),
     "lastword.maintenance.erase": ("EraseReport",),

@@ -40,7 +40,8 @@ import lastword
 from lastword.clock import SystemClock
 from lastword.compaction.engine import InlineEngine, Result
 from lastword.compaction.engine import Job as EngineJob
-from lastword.compaction.job import CompactionReport, Compactor
+from lastword.compaction.job import Compactor
+from lastword.compaction.reports import CompactionReport
 from lastword.maintenance.worker_state import load_status
 from lastword.record import HEADERS_TYPE
 

@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 import lastword
 from lastword.compaction.engine import Job, Result
-from lastword.compaction.job import CompactionReport
+from lastword.compaction.reports import CompactionReport
 from lastword.compaction.spark import SparkEngine
 from lastword.log import Log
 from lastword.log.topic import Topic

@@ -9,7 +9,7 @@ from tests.support.clock import ManualClock
 from tests.support.compaction_model import NO_TIMESTAMP, Extent, Partition, Policy, Row, Verdict, state_of
 from tests.support.logs import open_log
 
-from lastword.compaction.job import CompactionReport
+from lastword.compaction.reports import CompactionReport
 from lastword.log import Log
 from lastword.record import NewRecord, Record
 from lastword.segments.model import Positions, Segment

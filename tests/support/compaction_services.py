@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from lastword.compaction.engine import InlineEngine, Job, Result
 from lastword.compaction.inline import InlineCompactionServiceFactory
-from lastword.compaction.job import PartitionReport
+from lastword.compaction.reports import PartitionReport
 from lastword.compaction.service import WHAT_IS_DUE, CompactionRequest, ServiceContext
 from lastword.compaction.spark import SparkCompactionServiceFactory, SparkEngine
 from lastword.errors import LastwordError

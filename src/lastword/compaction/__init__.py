@@ -16,6 +16,8 @@ engine.py         the protocol of an engine, and the engine that works in this p
 spark.py          the engine that works on Spark
 spark_session.py  the Spark session of this process
 inline.py         the factory for compaction in this process
+reports.py        what a run did, partition by partition
+watching.py       the progress of a run
 job.py            a run over topics: plan, carry out, commit, report
 service.py        the protocols of a compaction service, and the shipped implementation
 compacting.py     loads the service that the settings name, and tells it what the log knows

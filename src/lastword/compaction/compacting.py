@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from lastword.clock import Clock, monotonic_s
 from lastword.compaction.engine import Engine
 from lastword.compaction.holds import Uptime
-from lastword.compaction.job import CompactionReport, PartitionReport, topic_failed
+from lastword.compaction.job import topic_failed
 from lastword.compaction.plan import PartitionPlan
+from lastword.compaction.reports import CompactionReport, PartitionReport
 from lastword.compaction.service import (
     CompactionRequest,
     CompactionServiceFactory,

@@ -15,23 +15,21 @@ everything has.
 from __future__ import annotations
 
 import logging
-import tempfile
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from lastword import metrics
 from lastword.clock import Clock, monotonic_s, new_uuid
 from lastword.compaction import plan as planning
 from lastword.compaction import rules as rule
 from lastword.compaction.engine import Engine, Failure, Job, Result, TooLarge, next_way
-from lastword.compaction.kernels import read_progress
-from lastword.compaction.plan import PartitionPlan, Reason, Way
+from lastword.compaction.plan import PartitionPlan, Way
+from lastword.compaction.reports import CompactionReport, PartitionReport
 from lastword.compaction.rules import OldestTombstones
 from lastword.compaction.target import Target, plan_target
 from lastword.compaction.unit import Outcome, Unit
+from lastword.compaction.watching import OnRecordsAndBytes, Watch
 from lastword.config import BrokerConfig, TopicSettings
 from lastword.errors import ConflictError, LastwordError, UnavailableError
 from lastword.folder.leases import HeldLease, LeaseKeeper
@@ -54,80 +52,11 @@ PLAN_AGAIN_TIMES = 5
 WAVE_BYTES = 256 << 20
 """The number of bytes that each task of an engine gets before the finished units are committed."""
 
-OnRecordsAndBytes = Callable[[int, int, int, int], None]
-"""Called with the records done, the total records, the bytes done and the total bytes."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionReport:
-    """The result of a run for a partition. If it failed, `problem` is set and nothing was changed."""
+class Planned:
+    """A run of a partition that is about to be carried out."""
 
-    topic: str
-    partition: int
-    reason: Reason
-    way: Way
-    segments_before: int = 0
-    segments_compacted: int = 0
-    segments_after: int = 0
-    records_before: int = 0
-    records_after: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    tombstones_removed: int = 0
-    tombstones_kept: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    peak_set_bytes: int = 0
-    """The memory of the largest set of keys that a task had; 0 if Spark compared them."""
-    duration_s: float = 0.0
-    problem: str | None = None
-
-    @property
-    def reclaimed_bytes(self) -> int:
-        return self.bytes_before - self.bytes_after
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionFailure:
-    """A partition that could not be compacted, or a whole topic if `partition` is None, and why."""
-
-    topic: str
-    partition: int | None
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionReport:
-    """The result of a run, partition by partition."""
-
-    engine: str
-    partitions: tuple[PartitionReport, ...] = ()
-    failed_topics: tuple[tuple[str, str], ...] = ()
-    """Topics of which nothing could be compacted, and why. The other topics were not affected."""
-    duration_s: float = 0.0
-
-    @property
-    def problems(self) -> tuple[PartitionReport, ...]:
-        """The partitions that failed. See `failures`, which has the topics too."""
-        return tuple(each for each in self.partitions if each.problem is not None)
-
-    @property
-    def failures(self) -> tuple[CompactionFailure, ...]:
-        """Everything that failed: whole topics first, then partitions. If empty, the run did all that it had to."""
-        return (
-            *(
-                CompactionFailure(topic=topic, partition=None, message=why)
-                for topic, why in self.failed_topics
-            ),
-            *(
-                CompactionFailure(topic=each.topic, partition=each.partition, message=each.problem or "")
-                for each in self.problems
-            ),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Planned:
     plan: PartitionPlan
     target: Target
     job: Job
@@ -136,7 +65,7 @@ class _Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Done:
-    planned: _Planned
+    planned: Planned
     outcome: Outcome
 
 
@@ -215,7 +144,7 @@ class Compactor:
         reports: dict[tuple[str, int], PartitionReport] = {}
         leases: list[HeldLease] = []
         failed: list[tuple[str, str]] = []
-        planned: list[_Planned] = []
+        planned: list[Planned] = []
         try:
             for target in targets:
                 try:
@@ -232,7 +161,7 @@ class Compactor:
                 except LastwordError as error:
                     failed.append(topic_failed(target.topic, error))
             planned.sort(key=lambda each: planning.urgency(each.plan))
-            watch = _Watch(planned, progress)
+            watch = Watch(planned, progress)
             # Don't start an engine if there is nothing to do.
             for wave in self._waves(planned, last) if planned else ():
                 if stop():
@@ -267,8 +196,8 @@ class Compactor:
             raise self._engine_error from error
 
     def _waves(
-        self, planned: Sequence[_Planned], last: Sequence[tuple[str, int | None]]
-    ) -> Iterator[list[_Planned]]:
+        self, planned: Sequence[Planned], last: Sequence[tuple[str, int | None]]
+    ) -> Iterator[list[Planned]]:
         """Yield the partitions that go to the engine at a time: enough to keep it busy, few enough to commit often.
 
         With an engine that does one thing at a time, each partition is committed as it is done. Each partition in
@@ -276,7 +205,7 @@ class Compactor:
         """
         parallel = self._parallel
         most = parallel * 4 if parallel > 1 else 1
-        wave: list[_Planned] = []
+        wave: list[Planned] = []
         by_place = {(each.plan.topic, each.plan.partition): each for each in planned}
         for each in planned:
             if (each.plan.topic, each.plan.partition) in last:
@@ -301,9 +230,9 @@ class Compactor:
         asked_for: bool = False,
         force: bool = False,
         exclude: Collection[tuple[str, int | None]] = (),
-    ) -> list[_Planned]:
+    ) -> list[Planned]:
 
-        def attempt() -> list[_Planned]:
+        def attempt() -> list[Planned]:
             with _gone_is_conflict():
                 plans = plan_target(
                     target, clock=self._clock, partitions=partitions, asked_for=asked_for, force=force
@@ -316,10 +245,10 @@ class Compactor:
 
         return retry_on_conflict(attempt)
 
-    def _planned(self, plan: PartitionPlan, target: Target, lease: HeldLease) -> _Planned:
+    def _planned(self, plan: PartitionPlan, target: Target, lease: HeldLease) -> Planned:
         way, shares, set_bytes = self._choose_way(plan, target)
         unit = unit_of(plan, target.settings, target.table.files, job_id=lease.id, max_set_bytes=set_bytes)
-        return _Planned(plan=plan, target=target, lease=lease, job=Job(unit=unit, way=way, shares=shares))
+        return Planned(plan=plan, target=target, lease=lease, job=Job(unit=unit, way=way, shares=shares))
 
     def _choose_way(self, plan: PartitionPlan, target: Target) -> tuple[Way, int, int]:
         """Return the way, the number of shares, and the memory that a set of keys may use."""
@@ -351,14 +280,14 @@ class Compactor:
         )
         return way, shares, planning.set_share(room_bytes, key_bytes, versioned=versioned)
 
-    def _run_wave(self, wave: Sequence[_Planned], watch: _Watch) -> list[PartitionReport]:
+    def _run_wave(self, wave: Sequence[Planned], watch: Watch) -> list[PartitionReport]:
         reports: list[PartitionReport] = []
         waiting = list(wave)
         for _ in range(PLAN_AGAIN_TIMES):
             if not waiting:
                 return reports
             results = self._carry_out(waiting, watch)
-            again: list[_Planned] = []
+            again: list[Planned] = []
             for target in {id(planned.target): planned.target for planned in waiting}.values():
                 own = [(planned, result) for planned, result in results if planned.target is target]
                 finished, stale = self._finish(target, own)
@@ -377,7 +306,7 @@ class Compactor:
         ]
         return reports
 
-    def _carry_out(self, waiting: Sequence[_Planned], watch: _Watch) -> list[tuple[_Planned, Result]]:
+    def _carry_out(self, waiting: Sequence[Planned], watch: Watch) -> list[tuple[Planned, Result]]:
         with watch.watching(waiting) as jobs:
             results = self._engine.run(jobs)
         finished = list(zip(waiting, results, strict=True))
@@ -391,14 +320,14 @@ class Compactor:
         return rest + (self._carry_out(too_large, watch) if too_large else [])
 
     def _finish(
-        self, target: Target, results: Sequence[tuple[_Planned, Result]]
-    ) -> tuple[list[PartitionReport], list[_Planned]]:
+        self, target: Target, results: Sequence[tuple[Planned, Result]]
+    ) -> tuple[list[PartitionReport], list[Planned]]:
         """Commit what was carried out. Return the reports, and what has to be planned again."""
         done = [
             _Done(planned=each, outcome=result) for each, result in results if isinstance(result, Outcome)
         ]
         reports: list[PartitionReport] = []
-        stale: list[_Planned] = []
+        stale: list[Planned] = []
         if done:
             try:
                 committed, overtaken = self._commit(target, done)
@@ -415,7 +344,7 @@ class Compactor:
                 reports.append(_failed(planned, result))
         return reports, stale
 
-    def _is_overtaken(self, planned: _Planned) -> bool:
+    def _is_overtaken(self, planned: Planned) -> bool:
         """Return whether the plan is out of date, so that a failure says nothing: a file may be gone."""
         table = planned.target.table
         try:
@@ -425,7 +354,7 @@ class Compactor:
             return False
         return not base.topic.deleted and not _fits(planned.plan, base, live)
 
-    def _plan_again(self, target: Target, stale: Sequence[_Planned]) -> list[_Planned]:
+    def _plan_again(self, target: Target, stale: Sequence[Planned]) -> list[Planned]:
         if not stale:
             return []
         logger.info(
@@ -597,7 +526,7 @@ def _sum(segments: Sequence[Segment], attribute: str) -> int:
     return sum(getattr(segment, attribute) for segment in segments)
 
 
-def _failed(planned: _Planned, result: Result) -> PartitionReport:
+def _failed(planned: Planned, result: Result) -> PartitionReport:
     message = (
         result.message if isinstance(result, Failure) else "its keys don't fit into the memory of a task"
     )
@@ -634,84 +563,3 @@ def _note(report: PartitionReport) -> None:
     metrics.COMPACTIONS.labels(report.topic, report.partition).inc()
     metrics.CLEANED_BYTES.labels(report.topic, report.partition).inc(max(0, report.reclaimed_bytes))
     metrics.COMPACTION_DURATION.labels(report.topic).observe(report.duration_s)
-
-
-class _Watch:
-    """Adds up the progress of all units, from the small files that tasks on this machine write."""
-
-    def __init__(self, planned: Sequence[_Planned], progress: OnRecordsAndBytes | None) -> None:
-        self._progress = progress
-        self._records = sum(each.plan.records for each in planned)
-        self._bytes = sum(each.plan.size_bytes for each in planned)
-        self._done_records = self._done_bytes = 0
-
-    def watching(self, planned: Sequence[_Planned]) -> _Watching:
-        return _Watching(self, planned)
-
-    @property
-    def wanted(self) -> bool:
-        return self._progress is not None
-
-    def show(self, records: int, size_bytes: int) -> None:
-        if self._progress is not None:
-            self._progress(
-                min(self._done_records + records, self._records),
-                self._records,
-                min(self._done_bytes + size_bytes, self._bytes),
-                self._bytes,
-            )
-
-    def done(self, planned: Sequence[_Planned]) -> None:
-        self._done_records += sum(each.plan.records for each in planned)
-        self._done_bytes += sum(each.plan.size_bytes for each in planned)
-        self.show(0, 0)
-
-    def begin_again(self, stale: Sequence[_Planned], replanned: Sequence[_Planned]) -> None:
-        """Take the stale plans out of the counts, and add the new ones, which may be more or less work."""
-        for sign, some in ((-1, stale), (1, replanned)):
-            self._records += sign * sum(each.plan.records for each in some)
-            self._bytes += sign * sum(each.plan.size_bytes for each in some)
-        self._done_records -= sum(each.plan.records for each in stale)
-        self._done_bytes -= sum(each.plan.size_bytes for each in stale)
-
-    def finish(self) -> None:
-        self._done_records, self._done_bytes = self._records, self._bytes
-        self.show(0, 0)
-
-
-class _Watching:
-    """A context in which a thread reports the progress of the jobs."""
-
-    def __init__(self, watch: _Watch, planned: Sequence[_Planned]) -> None:
-        self._watch = watch
-        self._planned = planned
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> list[Job]:
-        if not self._watch.wanted:
-            return [each.job for each in self._planned]
-        self._folder = tempfile.TemporaryDirectory(prefix="lastword-progress-")
-        self._thread.start()
-        return [
-            replace(each.job, unit=replace(each.job.unit, progress_path=str(self._path(index))))
-            for index, each in enumerate(self._planned)
-        ]
-
-    def __exit__(self, *exc: object) -> None:
-        if self._folder is not None:
-            self._stop.set()
-            self._thread.join()
-            self._folder.cleanup()
-
-    def _path(self, index: int) -> Path:
-        assert self._folder is not None
-        return Path(self._folder.name) / str(index)
-
-    def _run(self) -> None:
-        assert self._folder is not None
-        while not self._stop.wait(0.1):
-            # A unit that several tasks rewrite has a file for each of them.
-            counts = [read_progress(path) for path in Path(self._folder.name).iterdir()]
-            self._watch.show(sum(records for records, _ in counts), sum(size for _, size in counts))

@@ -18,14 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_type_hints, 
 
 from lastword.clock import Clock
 from lastword.compaction.engine import Engine
-from lastword.compaction.job import (
-    CompactionReport,
-    Compactor,
-    OnRecordsAndBytes,
-    PartitionReport,
-    topic_failed,
-)
+from lastword.compaction.job import Compactor, topic_failed
+from lastword.compaction.reports import CompactionReport, PartitionReport
 from lastword.compaction.target import Target
+from lastword.compaction.watching import OnRecordsAndBytes
 from lastword.config import BrokerConfig
 from lastword.errors import InvalidConfigError, LastwordError, UnavailableError, UnknownPartitionError
 from lastword.folder.leases import LeaseKeeper

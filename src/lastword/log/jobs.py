@@ -26,7 +26,7 @@ from lastword.wal import deleter, staged
 
 if TYPE_CHECKING:
     from lastword.compaction.compacting import Compaction
-    from lastword.compaction.job import CompactionReport
+    from lastword.compaction.reports import CompactionReport
     from lastword.compaction.service import CompactionRequest
     from lastword.log.worker import RetentionStep
     from lastword.maintenance.erase import EraseReport

@@ -51,7 +51,7 @@ from lastword.wal.flusher import Flusher
 
 if TYPE_CHECKING:
     from lastword.compaction.compacting import Compaction
-    from lastword.compaction.job import CompactionReport
+    from lastword.compaction.reports import CompactionReport
     from lastword.compaction.service import TopicCompactionService
     from lastword.compaction.target import Target
     from lastword.log.worker import RetentionStep, Worker

@@ -13,8 +13,8 @@ from lastword.operations.topics import OnProgress, no_progress
 from lastword.record_json import Json, json_bytes, snapshot_id_text
 
 if TYPE_CHECKING:
-    from lastword.compaction.job import CompactionReport, PartitionReport
     from lastword.compaction.plan import PartitionPlan
+    from lastword.compaction.reports import CompactionReport, PartitionReport
     from lastword.log import Log
     from lastword.log.topic import Topic
     from lastword.segments.model import Snapshot
