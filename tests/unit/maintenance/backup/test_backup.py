@@ -622,7 +622,7 @@ def test_a_catalog_that_has_the_topic_and_a_warehouse_that_has_its_files_are_ref
         fill(log.create_topic("t"), 0, 5)
         log.topic("t").seal()
         log.backup(to)
-    with pytest.raises(TopicExistsError, match="has a topic 't' already"):
+    with pytest.raises(TopicExistsError, match="already has a topic 't'"):
         lastword.restore(to, tmp_path / "r", config=shared, clock=clock)
     shutil.rmtree(tmp_path / "r")
     for _ in range(2):
