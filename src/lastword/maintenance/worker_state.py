@@ -119,7 +119,7 @@ class StatusKeeper:
                 temporary.write_text(json.dumps(_content(self.status)))
                 temporary.replace(self._path)
             except OSError as error:
-                logger.warning("can't write %s: %s", self._path, error)
+                logger.warning("could not write %s: %s", self._path, error)
 
     # --------------------------------------------------------------------------------------- compaction
 

@@ -1,7 +1,7 @@
 """The steps of a run as code that can be read at a glance. Frames name its lines by their ids.
 
-It says what the kernels do, not how: segments are walked as in compaction/survivors.py, a record is decided about by
-the order of the rules, files are swapped by one commit.
+It shows what the kernels do, not how: segments are walked as in compaction/survivors.py, the rules decide about each
+record in order, and one commit swaps the files.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _REWRITE = [
 
 
 def listing(order: Order) -> list[dict[str, Any]]:
-    """The code for strategies by which such records win, function by function."""
+    """Return the code for strategies with this order, function by function."""
     find = {"newest": _NEWEST_WINS, "oldest": _OLDEST_WINS, "version": _BEST_VERSION_WINS}[order]
     titles = {
         "find the winners": find,
@@ -81,7 +81,7 @@ def listing(order: Order) -> list[dict[str, Any]]:
 
 
 def line_of(record: dict[str, Any]) -> str:
-    """The line that decides about a record, by its verdict."""
+    """Return the line that decides about a record, from its verdict."""
     waits_for = record["waits_for"]
     match record["rule"]:
         case "below the log start":
