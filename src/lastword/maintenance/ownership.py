@@ -122,7 +122,7 @@ class Ownership:
         return self._me(epoch=1, incarnation=incarnation)
 
     def check(self, topic: TopicInfo) -> Owner | None:
-        """Raise NotOwnerError unless this folder may commit to a topic. Return the owner to note with it, if any."""
+        """Raise NotOwnerError unless this folder may commit to a topic. Return the owner to note in the commit, or None."""
         owner = topic.owner
         if owner is None:
             # A table of the first version, which no folder has claimed yet.

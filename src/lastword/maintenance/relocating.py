@@ -56,7 +56,7 @@ class Relocation:
     id: str
     topics: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
-    """Files that can't be read, neither before nor after."""
+    """Files that were unreadable before the relocation and still are."""
 
 
 def check(storage: Storage, *, writes: bool) -> None:

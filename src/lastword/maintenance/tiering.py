@@ -151,7 +151,7 @@ def seal(
     problems: dict[int, str] = {}
 
     def halt(partition: int, error: CorruptError) -> None:
-        logger.error("sealing of %s partition %d stops: %s", snapshot.topic.name, partition, error)
+        logger.error("sealing of %s partition %d stopped: %s", snapshot.topic.name, partition, error)
         metrics.SEAL_ERRORS.labels(snapshot.topic.name).inc()
         problems[partition] = str(error)
 
@@ -266,7 +266,7 @@ def _commit(
         fitting: list[_Sealed] = []
         for each in sealed:
             now = positions.get(each.file.partition, base.positions[each.file.partition])
-            # If another process has sealed these offsets meanwhile, its segment stays and the collector removes ours.
+            # If another job has sealed these offsets meanwhile, its segment stays and the collector removes ours.
             if now.sealed_end == each.file.from_offset:
                 positions[each.file.partition] = replace(
                     now, sealed_end=each.file.end_offset, epochs=epochs[each.file.partition]

@@ -289,7 +289,7 @@ class _Comparison:
                 if not deadline.by_record and deadline.deadline_ms <= now_ms:
                     own = own | self._inside(deadline)
             return own
-        # Records that no run had passed got their deadline after the earlier snapshot.
+        # Records that no run had passed got their deadline in between, at the earliest at the earlier snapshot.
         fresh = self._before.committed_ms + settings.delete_retention_ms <= now_ms
         expired = (sql.col("offset") >= at.first_dirty) & sql.lit(fresh)
         waiting = sql.lit(False)

@@ -17,7 +17,7 @@ _NEWEST_WINS = [
     ("find.record", "        for record in reversed(segment):"),
     ("find.no_key", "            if record.key is None: continue"),
     ("find.lost", "            if record.key in seen: record.beaten = True"),
-    ("find.clean", "            elif is_clean(segment): pass  # no key is there twice"),
+    ("find.clean", "            elif is_clean(segment): pass  # it has each key once"),
     ("find.won", "            else: seen.add(record.key)"),
 ]
 _OLDEST_WINS = [
@@ -61,7 +61,7 @@ _REWRITE = [
     ("rewrite.as_it_is", "    if loses_nothing(segments): return segments"),
     ("rewrite.write", "    return write(record for record in segments if stays(record))"),
     ("commit.start", "def commit(out, new):"),
-    ("commit.swap", "    table.swap(out, new, positions)  # one snapshot: all of it, or nothing"),
+    ("commit.swap", "    table.swap(out, new, positions)  # one snapshot: all or nothing"),
 ]
 
 

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _load() -> dict[str, Serve]:
-    """Load the modules without garbage collection, which is a sixth faster. Forked processes never collect them."""
+    """Load the modules without garbage collection, which is a sixth faster. The forked processes don't collect them."""
     gc.disable()
     from lastword import batch
     from lastword.serve import broker, worker
