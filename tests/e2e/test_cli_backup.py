@@ -64,7 +64,7 @@ def test_a_backup_and_what_is_made_of_it(cli: Cli, tmp_path: Path) -> None:
         (("backup", "PLACE/backups", "--keep", "0"), 2, "--keep"),
         (("backup", "s3://"), 2, "is not a place for backups"),
         (("backup", "PLACE/backups", "--property", "s3.region"), 2, "must be KEY=VALUE"),
-        (("backup", "PLACE/data/backups"), 2, "is inside of"),
+        (("backup", "PLACE/data/backups"), 2, "is inside the data folder"),
         (("backup", "PLACE/file/backups"), 3, "Can't write"),
         (("backup", "/proc/backups"), 3, "Can't write /proc/backups"),
     ],

@@ -82,7 +82,7 @@ def test_only_the_partitions_that_are_named(cli: Cli) -> None:
 
 def test_without_sealing_the_wal_is_left_alone(cli: Cli) -> None:
     result = cli("topic", "compact", "users", "--no-seal")
-    assert result.out == "There is nothing to compact: nothing of users is sealed.\n"
+    assert result.out == "There is nothing to compact: users has no sealed segments.\n"
     assert len(cli.values("users")) == 100
 
 

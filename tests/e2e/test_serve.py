@@ -109,7 +109,7 @@ def test_when_the_template_is_killed_both_processes_are_replaced(server: Server)
         lambda: all(server.child(name).pid not in (pid, None) for name, pid in before.items()),
         lambda: server.log,
     )
-    assert "is gone; it is killed" in server.log
+    assert "is gone; killing the process" in server.log
     cli("produce", "forked", stdin=b"b:2\n")
     assert cli.values("forked") == ["1", "2"]
     with server.client() as client:
@@ -166,7 +166,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     # So that it can't stop in order.
     broker.suspend()
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "a second one ends it at once" in server.log)
+    wait_until(lambda: "a second signal kills at once" in server.log)
     assert server.stop(signal.SIGINT) == 128 + signal.SIGINT
     assert not broker.is_running()
 
@@ -375,6 +375,6 @@ def test_it_stops_in_time_also_in_the_middle_of_a_compaction(
         assert cli.json("topic", "seal", "users")["problems"] == []
         assert server.stop() == 0
         # The supervisor would have killed it after 30 s.
-        assert "a job did not end within 10 s and is broken off" in server.log
-        assert "is killed" not in server.log
+        assert "a job did not end within 10 s and is aborted" in server.log
+        assert "killing it" not in server.log
     assert cli.values("users") == ["1", "2", "3"]

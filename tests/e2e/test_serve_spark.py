@@ -55,8 +55,8 @@ def test_compact_and_verify_on_the_server_s_spark(tmp_path: Path) -> None:
                     assert "The server is being stopped" in answer.text
         finally:
             java.resume()
-        assert "a job did not end within 10 s and is broken off" in server.log
-        assert "is killed" not in server.log
+        assert "a job did not end within 10 s and is aborted" in server.log
+        assert "killing it" not in server.log
         # It ends with the process that it belonged to.
         java.wait(180)
     assert cli.values("users", "--state").count("201") == 1

@@ -1,16 +1,16 @@
-"""What keeps a log in order.
+"""The jobs that maintain a log.
 
 tiering.py       sealing: from the WAL to segments
-retention.py     retention, expiry of snapshots, collection of files
-erase.py         erasing keys, also from the past
-remains.py       what an erasure could not remove
+retention.py     retention, snapshot expiry, file collection
+erase.py         erasing keys, including from old snapshots
+remains.py       copies of keys that an erasure could not remove
 verify.py        proof that a compaction kept the rules
-worker_state.py  what the worker has done and what is next
-lanes.py         which jobs may run beside each other
-backup/          copies of a whole log
-relocating.py    a folder that was moved or copied
-ownership.py     who owns the tables of a shared catalog
-takeover.py      taking them over
+worker_state.py  the worker's past and next runs
+lanes.py         which jobs may run concurrently
+backup/          backups of a whole log
+relocating.py    data folders that were moved or copied
+ownership.py     ownership of the tables in a shared catalog
+takeover.py      taking over a topic from another data folder
 rescue.py        records that a former owner never sealed
-repairing.py     tables that can't be read
+repairing.py     repair of tables that can't be read
 """

@@ -1,17 +1,17 @@
-"""Erases keys: every record of them is physically gone, from all files and all snapshots, when it is done.
+"""Erases keys: when an erasure is done, all their records are physically gone from all files and all snapshots.
 
-By its steps, under the maintenance role:
-1. note the intent, with where each partition ends now: records from there on are new ones and stay (intents.py);
+The steps, under the maintenance role:
+1. note the intent, with the log end of each partition: records from there on are new and stay (intents.py);
 2. roll the WAL and seal it;
 3. rewrite every segment that has one of the keys, in every partition, and commit;
-4. forget all other snapshots, whatever their time. Running replays go on from their offset on the new one;
-5. delete the files that only they named, and the topic's orphans;
-6. delete all WAL files with records from before the intent, and what recovery kept aside;
+4. expire all other snapshots, whatever their age. Running replays continue from their offset on the new one;
+5. delete the files that only those snapshots named, and the topic's orphans;
+6. delete all WAL files with records from before the intent, and the files that recovery set aside;
 7. look at everything that is left: files, snapshots that tags and branches of other engines keep, staged writes,
    positions of sources. If nothing has the keys, remove the intent, which holds them too.
 
-Killed at any point: each step can be repeated, and the next round of maintenance does. What can't go yet is named; once
-3 to 6 are done, later rounds look only whether it has gone.
+Killed at any point: each step can be repeated, and the next round of maintenance repeats it. Copies that can't be
+removed yet are reported. Once 3 to 6 are done, later rounds only check whether these copies are gone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EraseReport:
-    """What an erasure did. It is complete if nothing is left; else `left` says what and why."""
+    """The result of an erasure. It is complete if `left` is empty. Else `left` says what is left and why."""
 
     topic: str
     keys: int
@@ -87,7 +87,7 @@ class Eraser:
     def run(
         self, seal: Callable[[], SealReport], progress: Callable[[int, int], None] | None = None
     ) -> EraseReport:
-        """Erase what can be erased now, and forget the intent if nothing is left; `seal` rolls and seals the topic."""
+        """Erase all that can be erased now. Forget the intent if nothing is left. `seal` rolls and seals the topic."""
         report = self._pass(seal, progress) if self._intent.held is None else self._look_again()
         if not report.left:
             forget_intent(self._data_folder, self._intent.topic_id)
@@ -96,7 +96,7 @@ class Eraser:
     def _pass(
         self, seal: Callable[[], SealReport], progress: Callable[[int, int], None] | None
     ) -> EraseReport:
-        """Go through everything."""
+        """Do a full pass over the table and the WAL."""
         unsealed = [f"partition {partition}: {what}" for partition, what in seal().problems]
         erased, rewritten = self._rewrite(progress)
         reached("erase.rewritten")
@@ -123,7 +123,7 @@ class Eraser:
         )
 
     def _look_again(self) -> EraseReport:
-        """After everything has been rewritten: remove what was kept then and no longer is."""
+        """Remove copies that were still kept after the full pass and no longer are."""
         assert self._intent.held is not None
         expired = self._table.expire(retention_ms=None, only=self._intent.held)
         files = self._table.collect(grace_ms=None, data_only=True).files if expired else ()
@@ -146,7 +146,7 @@ class Eraser:
         reached("erase.passed")
 
     def _rewrite(self, progress: Callable[[int, int], None] | None) -> tuple[int, int]:
-        """Write every segment with one of the keys anew, some at a time; records erased and files rewritten."""
+        """Rewrite every segment that has one of the keys. Return the numbers of records erased and files rewritten."""
         erased = rewritten = 0
         snapshot = self._table.snapshot()
         segments = self._table.plan(snapshot)
@@ -165,7 +165,7 @@ class Eraser:
         return erased, rewritten
 
     def _mask(self, segment: Segment) -> Mask:
-        """Which rows stay: 1, or 0 for those that have to go. Every row of the file is looked at."""
+        """Return 1 for each row that stays, 0 for each row that has to go. Every row of the file is checked."""
         mask = np.ones(segment.records, np.uint8)
         wanted = [each for each in self._intent.wanted if segment.first_offset < each.end(segment.partition)]
         if not wanted:
@@ -183,7 +183,7 @@ class Eraser:
         return mask
 
     def _write_without(self, segment: Segment, mask: Mask, job_id: str) -> Segment | None:
-        """What a mask leaves of a segment, as a new file; None if that is nothing."""
+        """Write the rows of a segment that the mask keeps to a new file. Return None if there are none."""
         files = self._table.files
         with (
             RawSegment(files, segment) as raw,
@@ -225,10 +225,10 @@ class Eraser:
     def _left_in_segments(self) -> Iterator[str]:
         for segment in self._table.plan(self._table.snapshot()):
             if not self._mask(segment).all():
-                yield f"{segment.path}: it still has records of these keys"
+                yield f"{segment.path}: still has records of these keys"
 
     def _left_in_kept_snapshots(self) -> tuple[set[int], list[str]]:
-        """Snapshots that tags and branches keep and that have the keys: their ids, and what is to be said of them."""
+        """Return the ids of snapshots that have the keys and that tags or branches keep, and a message for each."""
         current = {segment.path for segment in self._table.plan(self._table.snapshot())}
         held: set[int] = set()
         kept: list[str] = []
@@ -246,20 +246,20 @@ class Eraser:
                 held.add(ref.snapshot.id)
                 kept.append(
                     f"snapshot {ref.snapshot.id}, which another engine's {ref.kind} {ref.name!r} keeps, {what}. Drop the "
-                    f"{ref.kind} there (ALTER TABLE … DROP {ref.kind.upper()} {ref.name}); the worker's next round, or "
-                    f"the same erasure again, then removes it."
+                    f"{ref.kind} there (ALTER TABLE … DROP {ref.kind.upper()} {ref.name}). The worker's next round, or "
+                    f"repeating the erasure, then removes the snapshot."
                 )
         return held, kept
 
     def _left_beside(self) -> Iterator[str]:
-        """Copies that are neither in the table nor in its snapshots."""
+        """Yield messages about copies that are neither in the table nor in its snapshots."""
         for wal in self._wals():
             for file in wal.files:
                 if file.first_offset < self._intent.end(wal.partition):
-                    yield f"{wal.folder / file_name(file.seq)}: it has records from before the erasure, and is still there"
+                    yield f"{wal.folder / file_name(file.seq)}: still there, with records from before the erasure"
         for folder in sorted(
             (self._data_folder / WAL_FOLDER).glob(f"*/*/{self._intent.topic_id}{SET_ASIDE}*")
         ):
-            yield f"{folder}: a WAL that was set aside when the topic was taken over. Export what you need, and remove it"
+            yield f"{folder}: a WAL that was set aside when the topic was taken over. Export what you need and remove it"
         yield from staged_with(self._data_folder, self._intent.topic_id, self._keys)
         yield from positions_with(self._data_folder, self._intent.keys)

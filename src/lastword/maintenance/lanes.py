@@ -1,20 +1,19 @@
-"""The lanes of maintenance: which jobs of one process run beside each other, and which take turns.
+"""The lanes of maintenance: which jobs of one process run concurrently, and which take turns.
 
 The maintenance role belongs to a process (locks.py). Inside that process each job holds a lane, or several:
 
-    CLEAN   compaction and erasure, which write sealed segments anew
-    TIDY    retention, the WAL deleter, expiry and collection, which remove what is no longer wanted
+    CLEAN   compaction and erasure, which rewrite sealed segments
+    TIDY    retention, the WAL deleter, expiry and collection, which remove data that is no longer needed
     SEAL    sealing, and the repair of a WAL
 
-So a long compaction holds up neither sealing nor retention. Jobs of different lanes meet in the table alone, where
-commits are fenced: the one that comes second looks again. A seal that overtakes a compaction costs it one more try to
-commit, because only the segments that it was planned with count; retention that removes one of these has that partition
-planned again. Files that are being written are kept from TIDY by leases, and sealed WAL files are below the sealed end,
-from which a seal begins. An erasure removes files without regard to leases, and the repair of a table goes back to an older
-state of it, so both hold every lane.
+So a long compaction blocks neither sealing nor retention. Jobs of different lanes meet only in the table, where
+commits are fenced: the second one looks again. A seal that overtakes a compaction costs it one more attempt to commit,
+because only the segments that it was planned with count. If retention removes one of these, that partition is planned
+again. Leases protect files that are being written from TIDY, and sealed WAL files are below the sealed end, where a
+seal begins. An erasure removes files without regard to leases, and the repair of a table goes back to an older state
+of it, so both hold every lane.
 
-Lanes are taken from the first to the last of this list, so that nobody waits in a circle: a compaction may seal, but
-what seals may not compact.
+Lanes are taken in the order of this list, to avoid deadlocks: a compaction may seal, but a seal may not compact.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from lastword.folder.locks import RoleLock
 
 
 class Lane(IntEnum):
-    """A lane, by the order in which they are taken."""
+    """The lanes, in the order in which they are taken."""
 
     CLEAN = 0
     TIDY = 1
@@ -36,14 +35,14 @@ class Lane(IntEnum):
 
 
 class _Held(threading.local):
-    """The lanes that this thread holds, each as often as it has taken it."""
+    """The lanes that this thread holds. A lane that was taken twice is listed twice."""
 
     def __init__(self) -> None:
         self.lanes: list[Lane] = []
 
 
 class Lanes:
-    """The lanes of an open log, and its maintenance role while anybody needs it."""
+    """The lanes of an open log, and its maintenance role while a job needs it."""
 
     def __init__(self, acquire: Callable[[], RoleLock]) -> None:
         self._acquire = acquire
@@ -55,7 +54,7 @@ class Lanes:
 
     @contextmanager
     def hold(self, *lanes: Lane) -> Iterator[None]:
-        """Hold the maintenance role and these lanes. LockedError if another process has the role."""
+        """Hold the maintenance role and these lanes. Raise LockedError if another process has the role."""
         with ExitStack() as stack:
             for lane in sorted(lanes):
                 stack.enter_context(self._lane(lane))

@@ -1,19 +1,19 @@
-"""Which data folder may change a topic, where several could: one owner a table, asserted by every commit.
+"""Which data folder may change a topic, if several could: each table has one owner, which every commit asserts.
 
-A table names its owner: the folder's id, an epoch that rises when another folder takes over, and, where the catalog or
-the warehouse is shared, the owner's *incarnation*. What holds:
+A table names its owner: the folder's id, an epoch that rises when another folder takes over, and, if the catalog or
+the warehouse is shared, the owner's *incarnation*. The guarantees:
 
 1. Every commit asserts the snapshot that it was planned on, and checks the owner in that very state of the table
    (segments/table.py). Taking over is a commit that makes a snapshot. So a folder that lost a topic can't commit.
-2. Each opening for writing of a shared folder takes a new incarnation: it is noted in the folder's identity first.
+2. Each time a shared folder is opened for writing, it takes a new incarnation, noted in the folder's identity first.
    Before the first append to a topic, or with the first commit, it is noted beside the topic's WAL and then in the table.
-   A clone of the disk has the incarnation of the moment when it was made: as soon as one of the two has noted a newer
-   one in the table, the other one finds an incarnation there that it never had, and is refused.
-3. A writer looks every second whether it still owns the topics that it has open. Without a confirmation that is recent
-   enough it acknowledges nothing.
+   A clone of the disk has the incarnation from the time of the cloning. As soon as one of the two has noted a newer
+   one in the table, the other finds an incarnation there that it never had, and is refused.
+3. A writer checks every second that it still owns the topics that it has open. Without a recent confirmation it
+   acknowledges nothing.
 
-Where catalog and warehouse lie inside of the folder, nobody else can reach the tables: 1 alone is done, and opening
-costs no commit.
+If the catalog and the warehouse are inside the folder, no other folder can reach the tables. Then only 1 applies, and
+opening costs no commit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 CONFIRM_INTERVAL_S: Final = 1.0
 CONFIRMED_FOR_S: Final = 4.0
-"""How old the last confirmation may be when a record is acknowledged."""
+"""The maximum age of the last confirmation when a record is acknowledged."""
 
 
 _MAINTAINER_WAITS_MS: Final = 5_000
@@ -59,16 +59,16 @@ class _Held:
     pointer: str | None = None
     lost: NotOwnerError | None = None
     claim: Callable[[], object] | None = None
-    """Notes this opening in the table, where that could not be done so far."""
+    """Notes this opening in the table. None once that has been done."""
 
 
 def now_s() -> float:
-    """Seconds that go on while the machine sleeps."""
+    """Return seconds that also count while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class Ownership:
-    """What the folder of an open log may do with the topics of its catalog. May be used by several threads."""
+    """The rights of an open log's folder to the topics of its catalog. Thread-safe."""
 
     def __init__(self, storage: Storage, known: Identity | None) -> None:
         self._storage = storage
@@ -77,13 +77,13 @@ class Ownership:
 
     @classmethod
     def of_writer(cls, storage: Storage, clock: Clock) -> Ownership:
-        """For an opening for writing; the caller has the writer's role."""
+        """Create it for a log that is being opened for writing. The caller holds the writer role."""
         known = confirm_identity(storage, clock)
         return cls(storage, _next_incarnation(storage.folder, known) if storage.is_shared else known)
 
     @classmethod
     def of_maintainer(cls, storage: Storage, clock: Clock) -> Ownership:
-        """For maintenance beside a writer. Where there is none, the folder has to get an incarnation here."""
+        """Create it for maintenance beside a writer. If there is no writer, give the folder an incarnation."""
         known = identity.load(storage.folder)
         if known is not None and not storage.is_shared:
             return cls(storage, known)
@@ -93,7 +93,7 @@ class Ownership:
                 with RoleLock.acquire(storage.folder, Role.WRITER, clock, brief=True):
                     return cls.of_writer(storage, clock)
             except LockedError:
-                # A writer that has just begun notes it in a moment.
+                # A writer that has just started notes it in a moment.
                 known = identity.load(storage.folder)
                 if known is not None and (known.token or not storage.is_shared):
                     return cls(storage, known)
@@ -108,13 +108,13 @@ class Ownership:
 
     @property
     def is_shared(self) -> bool:
-        """Whether another folder could reach the same tables."""
+        """Whether other folders could reach the same tables."""
         return self._storage.is_shared
 
     # ------------------------------------------------------------------------------------------- commits
 
     def new_owner(self, topic: TopicInfo) -> Owner:
-        """This folder as the owner of a topic that it is about to create or to take over."""
+        """Return this folder as the owner of a topic that it is about to create or take over."""
         incarnation = ""
         if self._storage.is_shared:
             incarnation = self._incarnation
@@ -122,10 +122,10 @@ class Ownership:
         return self._me(epoch=1, incarnation=incarnation)
 
     def check(self, topic: TopicInfo) -> Owner | None:
-        """Raise NotOwnerError unless this folder may commit to a topic; the owner to be noted with the commit, if any."""
+        """Raise NotOwnerError unless this folder may commit to a topic. Return the owner to note in the commit, or None."""
         owner = topic.owner
         if owner is None:
-            # A table of the first version, which nobody has claimed.
+            # A table of the first version, which no folder has claimed yet.
             return self.new_owner(topic)
         if owner.folder_id != self._id:
             raise foreign_error(topic)
@@ -135,45 +135,45 @@ class Ownership:
         self._identity = identity.load(self._storage.folder) or self._identity
         if owner.incarnation == self._incarnation:
             return None
-        # A table without one was written when nobody else could reach it: when all of it lay inside of this folder.
+        # A table without one was written when all of it was inside this folder and no other folder could reach it.
         if owner.incarnation and owner.incarnation not in self._noted(topic):
             raise NotOwnerError(
-                f"{self._storage.folder} is a stale copy, as of a cloned disk: another folder with its id "
-                f"({self._id}) has written to the topic {topic.name!r} since, last {owner}. Use that one. "
-                f"`lastword relocate --as-copy` makes this a folder of its own, and `lastword wal export "
+                f"{self._storage.folder} is a stale copy, for example from a cloned disk: another folder with its id "
+                f"({self._id}) has written to topic {topic.name!r} since, last {owner}. Use that folder. "
+                f"`lastword relocate --as-copy` makes this one a separate folder, and `lastword wal export "
                 f"{topic.name}` shows the records that are only here."
             )
         self._note(topic, [owner.incarnation, self._incarnation])
         return self._me(epoch=owner.epoch, incarnation=self._incarnation)
 
     def is_foreign(self, topic: TopicInfo) -> bool:
-        """Whether another folder owns a topic."""
+        """Return whether another folder owns a topic."""
         return topic.owner is not None and topic.owner.folder_id != self._id
 
     def has_noted(self, name: str, topic_id: UUID) -> bool:
-        """Whether a topic whose table can't be read was this folder's, as far as it knows."""
+        """Return whether, as far as this folder knows, it owned a topic whose table can't be read."""
         if not self._storage.is_shared:
             return True
         return (wal_folder(self._storage.folder, name, topic_id) / OWNED_FILE).exists()
 
     def objection(self, topic: TopicInfo) -> str | None:
-        """Why this folder may not make a state of a table the current one again; None if it may. Nothing is noted."""
+        """Return why this folder may not roll a table back to an older state, or None if it may. Notes nothing."""
         if self.is_foreign(topic):
             return f"it belongs to {topic.owner}"
         if topic.owner is None or not self._storage.is_shared:
             return None
         if topic.owner.incarnation in ("", self._incarnation, *self._noted(topic)):
             return None
-        return "it is of an opening of this folder, or of a clone of it, that this folder does not know"
+        return "it was written by this folder or a clone of it, under an incarnation that this folder does not know"
 
     # ------------------------------------------------------------------------------------------- appends
 
     def hold(
         self, topic: TopicInfo, since_s: float, *, claim: Callable[[], object] | None = None
     ) -> Callable[[], None] | None:
-        """Begin to confirm a topic that was found to be ours; what raises unless it may be appended to.
+        """Start to confirm a topic that this folder owns. Return a function that raises unless appends are allowed.
 
-        With `claim` this opening is not noted in the table yet: nothing is appended until that has been done.
+        With `claim`, this opening is not noted in the table yet. Nothing is appended until it is.
         """
         if not self._storage.is_shared:
             return None
@@ -184,7 +184,7 @@ class Ownership:
         self._held.pop(topic_id, None)
 
     def confirm(self, catalog: SegmentCatalog) -> list[TopicInfo]:
-        """Look whether the topics that are held are still ours; those that were lost."""
+        """Check that this folder still owns the held topics. Return those that were lost."""
         held = {each.topic.name: each for each in list(self._held.values()) if each.lost is None}
         if not held:
             return []
@@ -196,7 +196,7 @@ class Ownership:
         for name, each in held.items():
             look = found.get(name)
             if look is None:
-                # Not answered for: it grows older.
+                # No answer about this topic, so its last confirmation ages.
                 continue
             try:
                 self._check_look(each.topic, look)
@@ -213,7 +213,7 @@ class Ownership:
             return
         if look.topic is None or look.topic.id != topic.id:
             raise NotOwnerError(
-                f"The topic {topic.name!r} is no longer in the catalog, or is another one: it takes no appends here."
+                f"Topic {topic.name!r} is no longer in the catalog, or has been recreated. It takes no appends here."
             )
         self.check(look.topic)
 
@@ -258,7 +258,7 @@ class Ownership:
 
 
 class Confirmer:
-    """A thread that confirms, every second, that the topics which are open for writing are still ours."""
+    """A thread that confirms every second that this folder still owns the topics that are open for writing."""
 
     def __init__(
         self, ownership: Ownership, catalog: SegmentCatalog, lost: Callable[[TopicInfo], None]
@@ -279,7 +279,7 @@ class Confirmer:
             try:
                 lost = self._ownership.confirm(self._catalog)
             except LastwordError as error:
-                logger.warning("can't confirm which topics are owned by this folder: %s", error)
+                logger.warning("can't confirm which topics this folder owns: %s", error)
                 continue
             for topic in lost:
                 self._lost(topic)
@@ -287,8 +287,8 @@ class Confirmer:
 
 def foreign_error(topic: TopicInfo) -> NotOwnerError:
     return NotOwnerError(
-        f"The topic {topic.name!r} belongs to {topic.owner}: only that folder changes it. "
-        f"`lastword takeover {topic.name}` shows what taking it over would mean."
+        f"Topic {topic.name!r} belongs to {topic.owner}. Only that folder may change it. "
+        f"`lastword takeover {topic.name}` shows the effects of taking it over."
     )
 
 
@@ -298,10 +298,12 @@ def _claim(held: _Held) -> None:
             held.claim()
             held.claim = None
         except NotOwnerError:
-            # The look that follows says whose it is.
-            logger.debug("%s is not ours any more", held.topic.name)
+            # The check that follows finds the new owner.
+            logger.debug("this folder no longer owns %s", held.topic.name)
         except LastwordError as error:
-            logger.warning("%s takes no appends: its table can't be written: %s", held.topic.name, error)
+            logger.warning(
+                "%s takes no appends, because its table can't be written: %s", held.topic.name, error
+            )
 
 
 def _check_held(held: _Held) -> None:
@@ -309,14 +311,14 @@ def _check_held(held: _Held) -> None:
         raise NotOwnerError(str(held.lost))
     if held.claim is not None:
         raise NotOwnerError(
-            f"The topic {held.topic.name!r} takes no appends yet: that this folder has opened it could not be noted in "
-            f"its table. It is tried again every second."
+            f"Topic {held.topic.name!r} takes no appends yet: its table could not be updated to say that this folder "
+            f"has opened it. This is retried every second."
         )
     age_s = now_s() - held.confirmed_s
     if age_s > CONFIRMED_FOR_S:
         raise NotOwnerError(
-            f"Whether this folder still owns the topic {held.topic.name!r} could not be confirmed for {age_s:.0f} s, "
-            f"because the catalog does not answer. It takes no appends until it does."
+            f"This folder's ownership of topic {held.topic.name!r} could not be confirmed for {age_s:.0f} s, "
+            f"because the catalog does not answer. The topic takes no appends until it does."
         )
 
 

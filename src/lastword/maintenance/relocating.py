@@ -1,14 +1,14 @@
 """Makes a data folder that was moved or copied usable at its new place.
 
-1. The roles of the folder are taken, so that nobody else works on it; what came along of the running processes of the
-   original (its server's address, its leases) is removed.
+1. The roles of the folder are taken, so that no other process works on it. Traces of the original's running processes
+   (its server's address, its leases) are removed.
 2. A copy notes the id that it will have.
 3. The metadata of all topics is rewritten for the new place (segments/relocation.py), and the catalog's pointers
-   move, all together; the tables name the folder as their owner.
-4. The folder's identity takes the new place, and the new id.
+   move, all together. The tables name the folder as their owner.
+4. The folder's identity gets the new place and the new id.
 
-Killed at any point before the end of 4, the folder still stands as a moved one or a copy: it is refused, or relocated
-again when it is opened for writing, and whatever was done is not done twice. No file outside of the folder is touched.
+Killed at any point before the end of 4, the folder still counts as moved or as a copy. It is refused, or relocated
+again when it is opened for writing, and no step is done twice. No file outside of the folder is touched.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relocation:
-    """What a relocation would do, or did. `topics` are those whose metadata is rewritten."""
+    """A planned or finished relocation. `topics` are those whose metadata is rewritten."""
 
     folder: str
     original: str
@@ -56,11 +56,11 @@ class Relocation:
     id: str
     topics: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
-    """Files that could not be read, before and after."""
+    """Files that were unreadable before the relocation and still are."""
 
 
 def check(storage: Storage, *, writes: bool) -> None:
-    """Raise if a folder may not be opened where it is: a copy never, a moved one only to be relocated."""
+    """Raise if a folder may not be opened where it is. A copy never may. A moved one may be opened for writing only."""
     known, found = inspect_folder(storage)
     if found is Standing.COPY:
         raise identity.copy_error(storage.folder, known.path)
@@ -69,7 +69,7 @@ def check(storage: Storage, *, writes: bool) -> None:
 
 
 def inspect_folder(storage: Storage) -> tuple[Identity, Standing]:
-    """The identity of a folder, and how it stands to it. One of the first version has none: its tables tell."""
+    """Return a folder's identity and standing. A folder of the first version has no identity, but its tables tell."""
     known = identity.load(storage.folder)
     if known is not None:
         return known, identity.standing(storage.folder, known)
@@ -80,23 +80,23 @@ def inspect_folder(storage: Storage) -> tuple[Identity, Standing]:
     try:
         is_there = (original / FORMAT_FILE).exists()
     except OSError:
-        # As in identity.standing: something that can't be looked at may be the original.
+        # As in identity.standing: a place that can't be looked at may be the original.
         is_there = True
     return replace(fresh, path=str(original)), Standing.COPY if is_there else Standing.MOVED
 
 
 def confirm_identity(storage: Storage, clock: Clock) -> Identity:
-    """The identity of a folder that is being opened for writing, whose caller is its writer.
+    """Return the identity of a folder that is being opened for writing. The caller holds the writer role.
 
-    A new folder, and one of the first version, gets one. One that was moved with everything that belongs to it is
-    relocated.
+    A new folder, or one of the first version, gets an identity. A folder that was moved with its catalog and warehouse
+    is relocated.
     """
     known, found = inspect_folder(storage)
     match found:
         case Standing.HOME if known.becoming is None:
             return known
         case Standing.HOME:
-            # Relocated as a copy at the place that it had already, and killed on the way.
+            # A relocation as a copy, at the same place, was interrupted.
             with _others_kept_out(storage.folder, clock):
                 _execute(storage, known, clock, new_id=known.becoming)
             return _settled(storage.folder)
@@ -106,20 +106,20 @@ def confirm_identity(storage: Storage, clock: Clock) -> Identity:
             raise identity.copy_error(storage.folder, known.path)
     if storage.is_shared:
         raise ForeignFolderError(
-            f"{storage.folder} has been moved here from {known.path}, and its catalog or its warehouse is outside of "
-            f"it, where the folder at the old place may be at work. If it is not, "
-            f"`lastword relocate --data {storage.folder}` makes this its place."
+            f"{storage.folder} has been moved here from {known.path}, but its catalog or its warehouse is outside of "
+            f"it, where the folder at the old place may still be working. If it is not, "
+            f"`lastword relocate --data {storage.folder}` makes this the folder's place."
         )
-    logger.warning("%s has been moved here from %s: its tables are rewritten", storage.folder, known.path)
+    logger.warning("%s has been moved here from %s; rewriting its tables", storage.folder, known.path)
     with _others_kept_out(storage.folder, clock):
         _execute(storage, known, clock, new_id=None)
     return _settled(storage.folder)
 
 
 def recognized(storage: Storage, clock: Clock, *, create: bool = False) -> Identity | None:
-    """The identity of a folder whose own note of it is lost, by what its tables say; None if they say nothing.
+    """Return the identity of a folder that has lost its identity file, from its tables. None if they don't have it.
 
-    With `create` the catalog is made if it is not there.
+    With `create`, create the catalog if it does not exist.
     """
     file = sqlite_file(storage.properties)
     if storage.has_catalog and (file is None or not file.exists()):
@@ -133,18 +133,18 @@ def recognized(storage: Storage, clock: Clock, *, create: bool = False) -> Ident
 
 
 def plan(storage: Storage, *, as_copy: bool = False) -> Relocation:
-    """What `relocate` would do. Nothing is changed."""
+    """Return what `relocate` would do. Change nothing."""
     known, found = inspect_folder(storage)
     if found is Standing.UNKNOWN:
         raise InvalidError(
-            f"{storage.folder} has no identity yet, and its tables are where they say: there is nothing to relocate."
+            f"{storage.folder} has no identity yet, and its tables name this place: there is nothing to relocate."
         )
     if as_copy:
         found = Standing.COPY
     if found is Standing.COPY and storage.has_catalog and not storage.has_warehouse:
         raise InvalidError(
             f"{storage.folder} is a copy whose warehouse, {storage.warehouse}, is outside of it and holds the files of "
-            f"{known.path}. Two folders can't both keep them in order: restore a backup of {known.path} instead."
+            f"{known.path}. Two folders can't both maintain them. Restore a backup of {known.path} instead."
         )
     rewrites = found is not Standing.HOME and _rewrites(storage, found)
     return Relocation(
@@ -165,8 +165,8 @@ def relocate(
 ) -> Relocation:
     """Make a data folder that was moved or copied usable where it is now.
 
-    One that was moved stays the same folder. A copy becomes a folder of its own, with a new id; so does, with
-    `as_copy`, one whose original can't be seen from here. A folder that is where it belongs is left as it is.
+    A moved folder keeps its id. A copy becomes a separate folder with a new id. Use `as_copy` for a copy whose original
+    can't be seen from here. A folder that is where it belongs is left as it is.
     """
     folder = Path(path).absolute()
     clock = clock or SystemClock()
@@ -186,7 +186,7 @@ def _execute(storage: Storage, known: Identity, clock: Clock, *, new_id: str | N
     found = Standing.MOVED if new_id is None else Standing.COPY
     _forget_processes(folder)
     if new_id is not None:
-        # Clients must not take it for the cluster that they know.
+        # Clients must not mistake it for the cluster that they know.
         (folder / CLUSTER_ID_FILE).unlink(missing_ok=True)
         known = replace(known, becoming=new_id, becoming_path=str(folder.resolve()))
     identity.save(folder, known)
@@ -199,7 +199,7 @@ def _execute(storage: Storage, known: Identity, clock: Clock, *, new_id: str | N
         owner = Owner(folder_id=settled.id, host=socket.gethostname(), path=settled.path)
         properties = mapping.owner_properties(owner)
         if storage.is_shared:
-            # Its tables are known to others: the incarnation and the epoch stay, and so does the owner.
+            # Other folders know its tables, so the owner, its epoch and its incarnation stay.
             properties = {key: properties[key] for key in (mapping.OWNER_HOST, mapping.OWNER_PATH)}
         with closing(storage.open_catalog(clock)) as catalog:
             rewritten = catalog.relocate(properties, below=_old_warehouse(storage, known))
@@ -223,12 +223,12 @@ def _settled(folder: Path) -> Identity:
 
 
 def _rewrites(storage: Storage, found: Standing) -> bool:
-    """Whether the tables' files came along, so that their metadata has to follow."""
+    """Return whether the tables' files were moved or copied too, so that their metadata must be rewritten."""
     return storage.has_warehouse and (storage.has_catalog or found is Standing.MOVED)
 
 
 def _old_warehouse(storage: Storage, known: Identity) -> str | None:
-    """Where the folder's topics were, if its catalog has topics of others too."""
+    """Return the old warehouse of the folder's topics, or None if the catalog has only this folder's topics."""
     if storage.has_catalog:
         return None
     inside = Path(warehouse_uri(storage.warehouse).removeprefix("file://")).resolve()
@@ -241,7 +241,7 @@ def _topics(storage: Storage, known: Identity) -> list[str]:
 
 
 def _place_of_tables(storage: Storage) -> Path | None:
-    """The folder that the tables name, if it is another one than theirs."""
+    """Return the folder that the tables name, if it is not the one that they are in."""
     file = sqlite_file(storage.properties)
     if storage.is_shared or file is None:
         return None
@@ -253,7 +253,7 @@ def _place_of_tables(storage: Storage) -> Path | None:
 
 
 def _id_to_be(folder: Path, known: Identity) -> str:
-    """The id that an earlier, killed relocation of this very place has noted, else a new one."""
+    """Return the id that an interrupted relocation at this place has noted, else a new one."""
     if known.becoming is not None and known.becoming_path == str(folder.resolve()):
         return known.becoming
     return new_uuid().hex
@@ -267,7 +267,7 @@ def _others_kept_out(folder: Path, clock: Clock) -> ExitStack:
 
 
 def _forget_processes(folder: Path) -> None:
-    """Remove what the processes of the original have left in it of themselves."""
+    """Remove the run files and leases of the original's processes."""
     for name in (RUN_FOLDER, LEASES_FOLDER):
         if (folder / name).exists():
             shutil.rmtree(folder / name)
@@ -275,7 +275,7 @@ def _forget_processes(folder: Path) -> None:
 
 
 def _forget_places(data_folder: Path) -> None:
-    """Have noted deletions look where the catalog would put a topic's files: the folder is at another place now."""
+    """Make noted deletions look where the catalog would put a topic's files: the folder is at another place now."""
     for note in notes(data_folder / DELETING_FOLDER):
         name = state_file.load_if_whole(note, lambda saved: saved["name"])
         if name is not None:

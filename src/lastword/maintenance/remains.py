@@ -1,4 +1,4 @@
-"""Where keys still are after an erasure, beside the table and the WAL: staged writes and positions of sources."""
+"""Copies of keys outside the table and the WAL after an erasure: in staged writes and positions of sources."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from lastword.folder.paths import CONNECT_FOLDER, STAGING_FOLDER
 
 
 def staged_with(data_folder: Path, topic_id: str, keys: pa.Array) -> Iterator[str]:
-    """Name the staged files of a topic that have records of some keys."""
+    """Report the staged files of a topic that have records of some keys."""
     for path in sorted((data_folder / STAGING_FOLDER / topic_id).glob("*/*.batches")):
         try:
             records = [batch.decode_many([data]) for _, data in batch.split(path.read_bytes())]
         except FileNotFoundError:
             continue
         except (OSError, batch.BadBatchError):
-            yield f"{path}: it can't be looked into, and a write that is under way or was killed has left it. {_WAY_OUT}"
+            yield f"{path}: it can't be looked into. A write that is in progress or was killed has left it. {_WAY_OUT}"
             continue
         if any(pc.any(pc.is_in(each.column("key"), keys)).as_py() for each in records):
             yield (
-                f"{path}: a write that has not been appended, because it is under way or was killed, has records of these "
-                f"keys. {_WAY_OUT}"
+                f"{path}: a write that has not been appended, because it is in progress or was killed, has records of "
+                f"these keys. {_WAY_OUT}"
             )
 
 
 _WAY_OUT = (
-    "It goes when the write is done, or a day after it was killed; a streaming query must be started again. "
-    "What is appended later is a new record."
+    "The file is removed when the write is done, or a day after it was killed. A streaming query must be restarted. "
+    "Records that are appended later are new records."
 )
 
 
 def positions_with(data_folder: Path, keys: Sequence[bytes]) -> Iterator[str]:
-    """Name the sources whose position is at one of some keys: a snapshot goes on after the last key that it has read."""
+    """Report the sources whose position is at one of some keys: a snapshot resumes after the last key that it read."""
     texts = {text for key in keys for text in _spellings(key)}
     for path in sorted((data_folder / CONNECT_FOLDER).glob("*/*.json")):
         try:
@@ -50,13 +50,13 @@ def positions_with(data_folder: Path, keys: Sequence[bytes]) -> Iterator[str]:
         if any(each in texts for each in _texts(position)):
             source = path.parent.name
             yield (
-                f"{path}: the position of the source {source!r} is at one of these keys. It goes when the source has read "
-                f"on; `lastword connect reset {source}` forgets the position, and reads everything again."
+                f"{path}: the position of the source {source!r} is at one of these keys. It changes when the source "
+                f"reads on. `lastword connect reset {source}` forgets it, and the source reads everything again."
             )
 
 
 def _spellings(key: bytes) -> Iterator[tuple[str, ...]]:
-    """A key as positions have it: as it is, or if it is a JSON object the values of its fields."""
+    """Yield a key as positions have it: as it is, and if it is a JSON object, the values of its fields."""
     text = key.decode(errors="replace")
     yield (text,)
     try:
@@ -68,7 +68,7 @@ def _spellings(key: bytes) -> Iterator[tuple[str, ...]]:
 
 
 def _texts(saved: Any) -> Iterator[tuple[str, ...]]:
-    """Every text, and every list of texts, in a JSON value."""
+    """Yield every string, and every list of strings, in a JSON value."""
     if isinstance(saved, str):
         yield (saved,)
     elif isinstance(saved, list):

@@ -1,8 +1,8 @@
 """Decides whether a topic whose table can't be read can go back to an older state of it.
 
-What was sealed after that state is sealed again, from the WAL, as far as the WAL still has it. Where it does not, records
-that were acknowledged would be lost, and nothing is done. Whatever else was committed since is undone: settings,
-compactions, which are done again, and moves of the log start, so that records which were deleted may be back.
+Records that were sealed after that state are sealed again from the WAL. If the WAL no longer has them, acknowledged
+records would be lost, and nothing is done. Everything else that was committed since is undone: settings, compactions
+(which are done again), and moves of the log start, so deleted records may reappear.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostRange:
-    """Offsets that neither an older state nor the WAL has."""
+    """Offsets that are neither in an older state nor in the WAL."""
 
     partition: int
     first_offset: int
@@ -36,7 +36,7 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairPlan:
-    """What is wrong with a topic's table, and the state that it can go back to, if there is one."""
+    """The problem with a topic's table, and the state that it can go back to, if there is one."""
 
     topic: str
     problem: str
@@ -44,10 +44,10 @@ class RepairPlan:
     chosen: OlderState | None
     """The newest state that can be used."""
     lost: tuple[LostRange, ...]
-    """What would be lost with it. With anything here it is not done."""
+    """The offsets that would be lost with it. If there are any, the repair is refused."""
 
     def usable(self) -> OlderState:
-        """The state to go back to; InvalidError if there is none, or if anything would be lost with it."""
+        """Return the state to go back to. Raise InvalidError if there is none, or if records would be lost with it."""
         if self.chosen is None:
             raise InvalidError(
                 f"No older state of the table of {self.topic!r} can be used. Restore the damaged file from a backup, or "
@@ -59,14 +59,14 @@ class RepairPlan:
                 for each in self.lost
             )
             raise InvalidError(
-                f"{self.topic!r} is not repaired, because the offsets {lost} would be lost: neither an older state of "
+                f"Can't repair {self.topic!r}, because the offsets {lost} would be lost: neither an older state of "
                 f"its table nor the WAL has them. Restore the damaged file from a backup, or delete the topic."
             )
         return self.chosen
 
 
 def propose(topic: str, problem: str, states: Sequence[OlderState], folder: Path) -> RepairPlan:
-    """Choose the newest state that can be used, and find out what would be lost with it. `folder` has the WALs."""
+    """Choose the newest usable state, and find the offsets that would be lost with it. `folder` has the WALs."""
     chosen = next((each for each in states if each.problem is None), None)
     positions = chosen.snapshot.positions if chosen is not None and chosen.snapshot is not None else ()
     starts = _wal_starts(folder)
@@ -88,7 +88,7 @@ def propose(topic: str, problem: str, states: Sequence[OlderState], folder: Path
 def with_objections(
     states: Sequence[OlderState], objection: Callable[[TopicInfo], str | None]
 ) -> list[OlderState]:
-    """The states, those that can be used with why they may not be, if there is a reason."""
+    """Return the states. Usable ones get the objection to their use as their problem, if there is one."""
     return [
         replace(each, problem=objection(each.snapshot.topic))
         if each.problem is None and each.snapshot is not None
@@ -98,9 +98,9 @@ def with_objections(
 
 
 def restore_partitions(table: SegmentTable, data_folder: Path) -> None:
-    """Add partitions again that were added after the state that a table has gone back to: their WAL is there.
+    """Add the partitions again that were added after the state that a table has gone back to. They still have a WAL.
 
-    Nothing else leaves a WAL of a partition that the table does not know: partitions are added to the table first.
+    There is no other reason for a WAL of an unknown partition: partitions are added to the table first.
     """
     topic = table.snapshot().topic
     partitions = max(
@@ -108,13 +108,13 @@ def restore_partitions(table: SegmentTable, data_folder: Path) -> None:
     )
     if partitions > topic.partitions:
         logger.warning(
-            "%s has %d partitions by its WAL, and gets them again in its table", topic.name, partitions
+            "%s has a WAL for %d partitions; adding the missing ones to its table", topic.name, partitions
         )
         retry_on_conflict(lambda: table.alter(table.snapshot(), partitions=partitions))
 
 
 def _wal_starts(folder: Path) -> dict[int, int]:
-    """The first offset that the WAL of each partition still has."""
+    """Return the first offset that the WAL of each partition still has."""
     found: dict[int, int] = {}
     for own in folder.iterdir() if folder.is_dir() else ():
         saved = checkpoints.load_writer(own) if own.name.isdigit() else None

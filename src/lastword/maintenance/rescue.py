@@ -1,8 +1,8 @@
 """Reads the records of a topic that only this data folder's WAL has, without locking or changing anything.
 
-Those are the records above the sealed end, where this folder owns the topic. Where it has lost the topic to another
-folder, they are those above the sealed end of the moment when it changed hands, which the table has noted. Where a clone
-of the folder has gone on with the topic, they are all that the WAL has.
+If this folder owns the topic, those are the records above the sealed end. If it has lost the topic to another folder,
+they are the records above the sealed end at the time of the takeover, which the table has noted. If a clone of the
+folder has continued the topic, they are all records in the WAL.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _READ_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRecords:
-    """The records of one partition in a WAL of this folder, from an offset on."""
+    """The records of one partition in a WAL of this folder, starting at an offset."""
 
     partition: int
     folder: Path
     from_offset: int
 
     def read(self) -> Iterator[Record]:
-        """The records, oldest first. CorruptError where they are damaged."""
+        """Yield the records, oldest first. Raise CorruptError at damage."""
         with closing(WalReader(self.folder)) as reader:
             extent = reader.extent()
             offset = 0 if extent is None else max(extent.start, self.from_offset)
@@ -47,7 +47,7 @@ class LocalRecords:
                 try:
                     placed = reader.read(offset, max_bytes=_READ_BYTES)
                 except OffsetGoneError:
-                    # The deleter was faster, which takes only what is sealed.
+                    # The deleter was faster. It deletes only sealed files.
                     extent = reader.extent()
                     offset = max(offset, extent.start if extent is not None else 0)
                     continue
@@ -61,9 +61,9 @@ class LocalRecords:
 def local_records(
     storage: Storage, name: str, clock: Clock, *, from_offset: int | None = None
 ) -> list[LocalRecords]:
-    """The WALs of a topic's partitions in a folder, each from where it is not sealed on; with `from_offset`, from there.
+    """Return the WALs of a topic's partitions in a folder, each starting at its sealed end or at `from_offset`.
 
-    With `from_offset` no catalog is asked, so that records can be rescued where none can be reached.
+    With `from_offset` no catalog is asked, so that records can be rescued while it is unreachable.
     """
     root = wal_folder(storage.folder, name, UUID(int=0)).parent
     folders = sorted(root.iterdir()) if root.is_dir() else []
@@ -71,7 +71,7 @@ def local_records(
         ends = _sealed_ends(storage, name, clock)
         folders = [folder for folder in folders if folder.name in ends]
     elif not folders:
-        raise UnknownTopicError(f"{storage.folder} has no WAL of a topic {name!r}.")
+        raise UnknownTopicError(f"{storage.folder} has no WAL of topic {name!r}.")
     found = []
     for folder in folders:
         numbers = sorted(int(each.name) for each in folder.iterdir() if each.name.isdigit())
@@ -85,7 +85,7 @@ def local_records(
 
 
 def _sealed_ends(storage: Storage, name: str, clock: Clock) -> dict[str, tuple[int, ...]]:
-    """How far the records of each WAL folder of a topic have been sealed, by the folder's name."""
+    """Return the sealed ends of each WAL folder of a topic, by the folder's name."""
     relocating.check(storage, writes=False)
     try:
         with closing(storage.open_catalog(clock, create=False)) as catalog:
@@ -94,7 +94,7 @@ def _sealed_ends(storage: Storage, name: str, clock: Clock) -> dict[str, tuple[i
         raise
     except LastwordError as error:
         raise UnavailableError(
-            f"What is sealed of {name!r} can't be found out: {error} `--from-offset 0` exports whatever the WAL has."
+            f"Can't find the sealed ends of {name!r}: {error} `--from-offset 0` exports whatever is in the WAL."
         ) from error
     topic = snapshot.topic
     lost = {each.epoch: each.sealed_ends for each in topic.past_owners}
@@ -108,6 +108,6 @@ def _ends_of_own(storage: Storage, snapshot: Snapshot) -> tuple[int, ...]:
     if known is None or Ownership(storage, known).objection(topic) is None:
         return tuple(at.sealed_end for at in snapshot.positions)
     lost = [each.sealed_ends for each in topic.past_owners if each.folder_id == known.id]
-    # The WAL of one that never owned it came along with a copy of the owner's folder, and one that a clone has overtaken
-    # does not know how far it was sealed then: everything may be news.
+    # A folder that never owned the topic has its WAL from a copy of the owner's folder. A folder that a clone has
+    # overtaken does not know its sealed ends at that time. In both cases any record may be unsealed.
     return lost[-1] if lost else (0,) * topic.partitions

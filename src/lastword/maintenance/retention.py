@@ -1,14 +1,14 @@
-"""Bounds what is sealed: old segments go, old snapshots are forgotten, files that nothing names are removed.
+"""Bounds the sealed data: removes old segments, expires old snapshots, collects unreferenced files.
 
-Retention, by its steps: look at the table, propose (pure) which whole segments go from the oldest on, commit
+The steps of retention: look at the table, propose (pure) which whole segments to remove, oldest first, and commit
 their removal together with the new log start. The files themselves stay until no live snapshot names them.
 
-Expiry forgets snapshots that were superseded `snapshot.retention.ms` ago, but for those that a replay has a lease on.
-Collection removes files that no live snapshot has named for `collect.grace.ms`, and that belong to no running job: what
-retention and compaction took out, and what crashed jobs left. Both count from when something ceased to be in use, not
-from when it was written: readers of other engines hold no leases.
+Expiry forgets snapshots that were superseded `snapshot.retention.ms` ago, except those that a replay has a lease on.
+Collection removes files that no live snapshot has named for `collect.grace.ms`, and that belong to no running job:
+files that retention and compaction removed from the table, and files that crashed jobs left. Both count from the end
+of use, not from the time of writing, because readers of other engines hold no leases.
 
-Killed at any point: each step is one commit, or the removal of files that are nobody's.
+Killed at any point: each step is one commit, or the removal of unreferenced files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Rule = Literal["retention.ms", "retention.bytes", "below the log start"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """A segment that goes, and the rule that says so."""
+    """A segment to remove, and the rule that requires it."""
 
     segment: Segment
     rule: Rule
@@ -43,7 +43,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPlan:
-    """What retention does to a topic now: the segments that go, and the log starts that move."""
+    """The effect of retention on a topic: the segments to remove, and the log starts that move."""
 
     topic: str
     removals: tuple[Removal, ...] = ()
@@ -67,7 +67,7 @@ def propose(
     settings: TopicSettings,
     now_ms: int,
 ) -> RetentionPlan:
-    """Which segments go now. `unsealed_bytes` are those of each partition that only the WAL has."""
+    """Choose the segments to remove now. `unsealed_bytes` are the bytes of each partition that only the WAL has."""
     removals: list[Removal] = []
     log_starts: list[tuple[int, int]] = []
     by_partition: dict[int, list[Segment]] = {}
@@ -116,7 +116,7 @@ def apply(
     *,
     dry_run: bool = False,
 ) -> RetentionPlan:
-    """Propose, and unless it is a dry run commit, until what is committed is what was proposed."""
+    """Propose and, unless it is a dry run, commit. Propose again on a conflict."""
 
     def attempt() -> RetentionPlan:
         base = table.snapshot()
@@ -160,7 +160,7 @@ def _commit(table: SegmentTable, base: Snapshot, plan: RetentionPlan) -> None:
 
 
 def delete_records(table: SegmentTable, before: dict[int, int]) -> Snapshot:
-    """Move the log start of partitions up; no read shows what is below it from the commit on."""
+    """Move the log start of partitions up. After the commit, no read shows records below it."""
 
     def attempt() -> Snapshot:
         base = table.snapshot()
@@ -191,7 +191,7 @@ def delete_records(table: SegmentTable, before: dict[int, int]) -> Snapshot:
 def expire(
     table: SegmentTable, data_folder: Path, config: BrokerConfig, now_ms: int, *, dry_run: bool = False
 ) -> list[int]:
-    """Forget old snapshots that no replay has a lease on; their ids."""
+    """Forget old snapshots that no replay has a lease on. Return their ids."""
     topic_id = table.snapshot().topic.id.hex
     leased = {
         lease.snapshot_id
@@ -207,7 +207,7 @@ def expire(
 def collect(
     table: SegmentTable, data_folder: Path, config: BrokerConfig, now_ms: int, *, dry_run: bool = False
 ) -> Collected:
-    """Remove files that no live snapshot has named for the grace, but for those of running jobs."""
+    """Remove files that no live snapshot has named for the grace period, except those of running jobs."""
     jobs = {lease.id for lease in live_leases(data_folder, now_ms)}
     collected = table.collect(grace_ms=config.collect_grace_ms, live_jobs=jobs, dry_run=dry_run)
     reached("collect.done")

@@ -1,14 +1,14 @@
 """Takes a topic over from the data folder that owns it.
 
-1. a WAL that this folder has of an earlier time as the owner is set aside, because its records are no part of the log;
+1. if this folder has a WAL from an earlier time as the owner, it is set aside: its records are not part of the log;
 2. the incarnation is noted beside the new WAL;
 3. a commit names this folder as the owner, with the next epoch, and raises the leader epochs of all partitions far
    above any that the old owner may have used. From now on the old owner's commits fail, and within a few seconds it
    stops acknowledging.
 
-Killed before 3 the topic is the other folder's, as it was. The log goes on at the sealed end: what the old owner has
-acknowledged and not sealed stays in its folder. The table notes how far each partition was sealed when it changed
-hands, so that rescue.py finds the rest.
+Killed before 3, the other folder still owns the topic. The log continues at the sealed end: records that the old owner
+has acknowledged and not sealed stay in its folder. The table notes the sealed end of each partition at the takeover,
+so that rescue.py finds the rest.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from lastword.segments.table import SegmentTable
 
 LEADER_EPOCHS: Final = 1000
-"""How far leader epochs rise: the old owner's own, which rise with every unclean start, are known as of the last seal."""
+"""The increase of leader epochs. The old owner's, which rise with every unclean start, are known as of its last seal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenOver:
-    """A topic that changed hands. `before` is None if nobody owned it."""
+    """A topic that was taken over. `before` is None if it had no owner."""
 
     topic: str
     before: Owner | None
     after: Owner
     sealed_ends: tuple[int, ...]
     set_aside: str | None
-    """Where a WAL is now that this folder had of an earlier time as the owner."""
+    """The new path of the WAL from this folder's earlier time as the owner, if there was one."""
 
 
 def take_over(
     table: SegmentTable, ownership: Ownership, data_folder: Path, *, warehouse: str
 ) -> TakenOver | None:
-    """Make this folder the owner of a topic; None if it is already. The caller is the folder's writer."""
+    """Make this folder the owner of a topic. Return None if it is already. The caller holds the writer role."""
 
     def attempt() -> TakenOver | None:
         base = table.snapshot()
@@ -58,7 +58,7 @@ def take_over(
         if not table.location.startswith(warehouse.rstrip("/") + "/"):
             raise InvalidError(
                 f"The files of {topic.name!r} are in {table.location}, outside of this folder's warehouse "
-                f"({warehouse}): it can't be taken over. Restore a backup of it instead."
+                f"({warehouse}), so it can't be taken over. Restore a backup of it instead."
             )
         aside = _set_aside(data_folder, topic)
         reached("takeover.wal.set_aside")
@@ -89,11 +89,11 @@ def _set_aside(data_folder: Path, topic: TopicInfo) -> Path | None:
     if not folder.exists() or not any(each.is_dir() for each in folder.iterdir()):
         return None
     assert topic.owner is not None
-    # By the epoch under which it was written, as far as that is known.
+    # Named after the epoch under which it was written, if that is known.
     own = [each.epoch for each in topic.past_owners if each.epoch < topic.owner.epoch]
     target = folder.with_name(f"{folder.name}{SET_ASIDE}{own[-1] if own else topic.owner.epoch}")
     if target.exists():
-        raise InvalidError(f"{target} is in the way: move it to another place first.")
+        raise InvalidError(f"{target} already exists. Move it elsewhere first.")
     folder.rename(target)
     disk.sync_folder(target.parent)
     return target

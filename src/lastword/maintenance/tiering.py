@@ -1,15 +1,15 @@
-"""The uploader: makes sealed segments of rolled WAL files.
+"""The uploader: writes rolled WAL files as sealed segments.
 
-By its steps, for a topic:
+The steps for a topic:
 1. look at the table: everything below a partition's sealed end is sealed, whatever any local file says;
 2. propose (pure): the rolled files from there on, in order;
-3. write each as one segment file, row group by row group, leaving out rows below the log start, several at a time;
+3. write each as one segment file, row group by row group, without rows below the log start, several files at a time;
 4. commit the segments of all partitions and their new sealed ends as one snapshot.
 
-Killed before 4: nothing has changed, the files written so far are nobody's, and the collector takes them.
-Killed after it: the table says what is sealed. So nothing is sealed twice or skipped.
+Killed before 4: nothing has changed. No snapshot names the files written so far, and the collector removes them.
+Killed after 4: the table says what is sealed. So nothing is sealed twice or skipped.
 
-A partition whose WAL is damaged stops there, with the reason in the report; the others go on.
+A partition whose WAL is damaged stops at the damage, with the reason in the report. The other partitions continue.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ logger = logging.getLogger(__name__)
 
 COMMIT_BYTES = 2 << 30
 COMMIT_S = 5.0
-"""A commit is made after about this many WAL bytes or seconds, so that a long backlog is sealed bit by bit."""
+"""Commit after about this many WAL bytes or seconds, so that a long backlog is sealed in parts."""
 
 THREADS = min(4, os.cpu_count() or 1)
-"""So many files are written at a time. Each needs the memory of a row group or two."""
+"""The number of files written at a time. Each needs the memory of a row group or two."""
 
 OnBytes = Callable[[int, int], None]
-"""Called with the WAL bytes done and the WAL bytes in all."""
+"""Called with the WAL bytes done and the WAL bytes in total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileToSeal:
-    """A rolled file, the offsets of it that are still to be sealed, and where those of readers begin."""
+    """A rolled file, its offsets that are still to be sealed, and the log start."""
 
     partition: int
     folder: Path
@@ -72,7 +72,7 @@ class FileToSeal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealReport:
-    """What a sealing did. `problems` are partitions that stopped, with the reason."""
+    """The result of sealing a topic. `problems` are partitions that stopped, with the reason."""
 
     topic: str
     segments: tuple[Segment, ...] = ()
@@ -93,16 +93,16 @@ class SealReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sealed:
-    """A file that was written out; no segment if none of its rows is wanted."""
+    """A file that was written. It has no segment if none of its rows is wanted."""
 
     file: FileToSeal
     segment: Segment | None
 
 
 def propose(partition: int, folder: Path, files: Sequence[WalFile], positions: Positions) -> list[FileToSeal]:
-    """The rolled files of a partition that hold offsets from its sealed end on.
+    """Return the rolled files of a partition that hold offsets at or above its sealed end.
 
-    CorruptError if the first of them begins behind it, so that records in between would be passed over.
+    Raise CorruptError if the first of them begins above it, because the records in between would be skipped.
     """
     todo: list[FileToSeal] = []
     sealed_end = positions.sealed_end
@@ -139,10 +139,10 @@ def seal(
     progress: OnBytes | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> SealReport:
-    """Seal every rolled WAL file of a topic; `folders` are its partitions' WAL folders, by partition.
+    """Seal every rolled WAL file of a topic. `folders` are its partitions' WAL folders, by partition.
 
-    `progress` is called before the first file, if there is any, and after each. `stop` is asked between two files; what
-    is written by then is committed.
+    `progress` is called before the first file, if there is one, and after each. `stop` is checked between files. The
+    files written by then are committed.
     """
     started_s = monotonic_s()
     snapshot = table.snapshot()
@@ -151,7 +151,7 @@ def seal(
     problems: dict[int, str] = {}
 
     def halt(partition: int, error: CorruptError) -> None:
-        logger.error("sealing of %s partition %d stops: %s", snapshot.topic.name, partition, error)
+        logger.error("sealing of %s partition %d stopped: %s", snapshot.topic.name, partition, error)
         metrics.SEAL_ERRORS.labels(snapshot.topic.name).inc()
         problems[partition] = str(error)
 
@@ -170,7 +170,7 @@ def seal(
     if todo and progress is not None:
         progress(0, total_bytes)
     with leases.hold(topic_id=snapshot.topic.id.hex, job="seal") as lease:
-        # From here on a deletion waits for this job before it is done with the topic's files. One that did not:
+        # A deletion from here on is not finished until this job has ended. Check for a deletion that was before:
         check_not_deleted(table.snapshot())
         committed_s = monotonic_s()
 
@@ -189,7 +189,7 @@ def seal(
                     halt(each.partition, error)
                 continue
             if each.partition in problems:
-                # It was written ahead, behind a file that is damaged.
+                # It was written ahead of time and follows a damaged file.
                 if sealed.segment is not None:
                     table.files.discard(sealed.segment)
                 continue
@@ -211,7 +211,7 @@ def seal(
 def _in_order(
     todo: Sequence[FileToSeal], write: Callable[[FileToSeal], Segment | None]
 ) -> Iterator[tuple[FileToSeal, Callable[[], Segment | None]]]:
-    """Each file with what waits for its segment, while other threads write the next ones. One alone needs none."""
+    """Yield each file with a function that waits for its segment. Other threads write the next files, if any."""
     if min(THREADS, len(todo)) < 2:
         yield from ((each, partial(write, each)) for each in todo)
         return
@@ -240,9 +240,9 @@ def _write_segment(table: SegmentTable, file: FileToSeal, job_id: str, codec: Co
 
 
 def records_to_seal(file: FileToSeal) -> Iterable[pa.RecordBatch]:
-    """The rows of a rolled file as its segment has them: none below the log start, every timestamp filled in."""
+    """Yield the rows of a rolled file as its segment has them: none below the log start, no timestamp missing."""
     first_wanted = max(file.from_offset, file.log_start)
-    # A record without a timestamp ages from its append. The roll is the latest that this can have been.
+    # A record without a timestamp ages from its append. The roll is the latest possible time of that.
     append_time = pa.scalar((file.file.rolled_ms or 0) * 1000, pa.timestamp("us", tz="UTC"))
     batches = read_file(file.folder, file.file, from_offset=first_wanted, end_offset=file.end_offset)
     for records in decode(batches, from_offset=first_wanted):
@@ -266,7 +266,7 @@ def _commit(
         fitting: list[_Sealed] = []
         for each in sealed:
             now = positions.get(each.file.partition, base.positions[each.file.partition])
-            # What someone else has sealed meanwhile stays theirs; ours is left to the collector.
+            # If another job has sealed these offsets meanwhile, its segment stays and the collector removes ours.
             if now.sealed_end == each.file.from_offset:
                 positions[each.file.partition] = replace(
                     now, sealed_end=each.file.end_offset, epochs=epochs[each.file.partition]
@@ -298,5 +298,5 @@ def _add(report: SealReport, committed: tuple[Snapshot, list[_Sealed]]) -> SealR
 
 
 def with_problems(report: SealReport, problems: Sequence[tuple[int, str]]) -> SealReport:
-    """The report with further partitions that stopped."""
+    """Return the report with additional partitions that stopped."""
     return replace(report, problems=tuple(sorted((*report.problems, *problems))))

@@ -1,12 +1,12 @@
 """Proves from two snapshots that nothing was lost between them: a Spark job over everything but the values.
 
-Each side is read as one row a record: partition, offset, key, version, whether it is a tombstone, timestamp and a
-digest of the whole record. Spark joins the sides by offset, and what is gone with the winner of its key.
+Each side is read as one row per record: partition, offset, key, version, whether it is a tombstone, timestamp and a
+digest of the whole record. Spark joins the sides by offset, and each removed record with the winner of its key.
 
-It holds that: no record appeared below the earlier sealed end, none changed, offsets rise; and every record that
-is gone was beaten by one that is there (or that was itself allowed to go), or is a tombstone that had expired,
-or had outlived retention.ms, or lies below the log start. So every key's winner is the same, but where the rules
-let it go. Everything else is a problem, with its place.
+The proof holds if no record appeared below the earlier sealed end, no record changed, offsets rise, and every removed
+record was superseded by one that is there (or that was itself allowed to go), or is a tombstone that had expired, or
+had outlived retention.ms, or lies below the log start. So every key has the same winner, unless the rules removed it.
+Everything else is a problem, reported with its partition and offset.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SCHEMA = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A record that is not as it must be."""
+    """A record that breaks a rule."""
 
     partition: int
     offset: int
@@ -55,7 +55,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What was compared and what was found. Without problems nothing was lost."""
+    """The result of a comparison. Without problems nothing was lost."""
 
     topic: str
     before: Snapshot
@@ -64,7 +64,7 @@ class VerifyReport:
     records_after: int
     keys: int
     gone: Mapping[str, int] = field(default_factory=dict)
-    """How many records are gone, by the rule that let them go."""
+    """The number of removed records, by the rule that removed them."""
     problems: tuple[Problem, ...] = ()
     problem_count: int = 0
 
@@ -76,14 +76,14 @@ class VerifyReport:
 def choose_snapshots(
     table: SegmentTable, before_id: int | None = None, after_id: int | None = None
 ) -> tuple[Snapshot, Snapshot]:
-    """The snapshots to compare: those that are named, else those around the last compaction."""
+    """Return the two snapshots to compare: the ones given, else those around the last compaction."""
     history = table.history()
     known = {snapshot.id: snapshot for snapshot in history}
     for wanted in (before_id, after_id):
         if wanted is not None and wanted not in known:
             raise InvalidError(
-                f"There is no snapshot {wanted}; `lastword topic history` lists those that are kept "
-                f"(for snapshot.retention.ms)."
+                f"There is no snapshot {wanted}. `lastword topic history` lists the retained snapshots "
+                f"(snapshot.retention.ms)."
             )
     after = known[after_id] if after_id is not None else None
     if after is None:
@@ -92,7 +92,7 @@ def choose_snapshots(
             after = history[-1]
         elif compactions:
             after = compactions[-1]
-            # A run commits bit by bit: it is proved from before the first of its commits.
+            # A run makes several commits. Compare with the snapshot before the first of them.
             job = after.details.get(JOB_DETAIL)
             first = next(
                 each
@@ -102,13 +102,13 @@ def choose_snapshots(
             before_id = first.parent_id
         else:
             raise InvalidError(
-                "No compaction is among the snapshots that are kept (for snapshot.retention.ms), "
-                "so there is nothing to compare. Compact first, or name two snapshots of `lastword topic history`."
+                "None of the retained snapshots (snapshot.retention.ms) is a compaction, so there is nothing to "
+                "compare. Compact first, or name two snapshots of `lastword topic history`."
             )
     before = known.get(before_id if before_id is not None else after.parent_id)
     if before is None:
         raise InvalidError(
-            f"The snapshot before {after.id} is no longer kept (snapshot.retention.ms); name another one."
+            f"The snapshot before {after.id} is no longer retained (snapshot.retention.ms). Name another one."
         )
     return before, after
 
@@ -167,7 +167,7 @@ class _Comparison:
             "sealed_end_before",
         )
         judged = self._judged(compared.withColumn("may_go", self._may_go()))
-        # One pass counts everything; only where something is wrong a second one fetches examples.
+        # One pass counts everything. A second pass fetches examples only if there are problems.
         counts = collect(
             judged.groupBy("kind", "what").agg(sql.count("*").alias("n"), sql.sum("wins").alias("keys"))
         )
@@ -199,12 +199,12 @@ class _Comparison:
         )
 
     def _judged(self, compared: Any) -> Any:
-        """Each record with a verdict: `kind` is kept, gone or problem, `what` says by which rule or what is wrong."""
+        """Return each record with a verdict: `kind` is kept, gone or problem, `what` is the rule or the problem."""
         from pyspark.sql import Window
         from pyspark.sql import functions as sql
 
         col = sql.col
-        # Records without a key compete with nobody: each is a window of its own.
+        # Records without a key don't compete: each has its own window.
         same_key = Window.partitionBy("partition", "key", sql.when(col("key").isNull(), col("offset")))
         rank = sql.struct("known", "version", "offset")
         if strategy_of(self._settings).order == "oldest":
@@ -261,7 +261,7 @@ class _Comparison:
         )
 
     def _may_go(self) -> Any:
-        """The rule by which a record may go although nothing beats it, or null."""
+        """Return the rule by which a record may go although no other record supersedes it, or null."""
         from pyspark.sql import functions as sql
 
         settings, now_ms = self._settings, self._after.committed_ms
@@ -276,9 +276,9 @@ class _Comparison:
         return rule.when(sql.col("tombstone") & expired, "expired tombstone")
 
     def _expired(self, at: Positions, now_ms: int) -> Any:
-        """Whether a tombstone of a partition had expired when the later snapshot was made.
+        """Return whether a tombstone of a partition had expired when the later snapshot was made.
 
-        Where tombstone.clock was changed, by either clock: the run may have been before the change, or after it.
+        If tombstone.clock was changed, either clock counts: the run may have been before or after the change.
         """
         from pyspark.sql import functions as sql
 
@@ -289,7 +289,7 @@ class _Comparison:
                 if not deadline.by_record and deadline.deadline_ms <= now_ms:
                     own = own | self._inside(deadline)
             return own
-        # What no run had passed before got its deadline in between, at the earliest at the earlier snapshot.
+        # Records that no run had passed got their deadline in between, at the earliest at the earlier snapshot.
         fresh = self._before.committed_ms + settings.delete_retention_ms <= now_ms
         expired = (sql.col("offset") >= at.first_dirty) & sql.lit(fresh)
         waiting = sql.lit(False)
@@ -350,7 +350,7 @@ def _row_batch(
 
 
 def _digests(rows: pa.Table, seed: int) -> npt.NDArray[np.int64]:
-    """A hash of everything that must not change. Seeds are chosen anew each time, so nobody can prepare a collision."""
+    """Hash everything that must not change. Each comparison has new seeds, so nobody can prepare a collision."""
     multiplier = np.uint64(0x9E3779B97F4A7C15)
     digest = rows.column("timestamp").cast(pa.int64()).to_numpy().astype(np.uint64)
     digest = digest * multiplier + rows.column("timestamp_type").to_numpy().astype(np.uint64)
@@ -363,9 +363,9 @@ def _digests(rows: pa.Table, seed: int) -> npt.NDArray[np.int64]:
 
 
 def _header_hashes(headers: pa.ChunkedArray, seed: int) -> npt.NDArray[np.uint64]:
-    """A hash of each record's headers, whatever those around it have. Null and an empty list are both none at all."""
+    """Hash each record's headers independently of its neighbours. Null and an empty list both mean no headers."""
     if headers.null_count == len(headers):
-        # Most records have none; then nothing has to be made into Python's objects.
+        # Most records have none. This avoids creating Python objects.
         return np.repeat(hash_rows(pa.nulls(1, pa.binary()), seed), len(headers))
     texts = pa.array([repr(each).encode() if each else None for each in headers.to_pylist()], pa.binary())
     return hash_rows(texts, seed)

@@ -1,8 +1,8 @@
-"""`worker.json` in the data folder: what the worker did, what keeps failing, and where its next life goes on.
+"""`worker.json` in the data folder: the worker's past runs, repeated failures, and where a restarted worker resumes.
 
 It is written whenever a job ends, and before each piece of work that may take long, so that a worker that is killed
-again and again still gets round: each job's next run is kept, the topic that has waited longest has the next turn, and a
-compaction that was killed is tried after all others. It is not synced: after a power cut the worker begins anew.
+repeatedly still reaches every topic: each job's next run is kept, the topic that has waited longest is next, and a
+compaction that was killed is tried after all others. It is not synced: after a power cut the worker starts afresh.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 TURNS_SAVED_EVERY_S = 1.0
 
 TopicOrPartition = tuple[str, int | None]
-"""A topic and a partition of it; None: the whole topic."""
+"""A topic and one of its partitions, or None for the whole topic."""
 
 
 @dataclass(slots=True)
 class JobStatus:
-    """When a job ran last, how it went, and when it is due."""
+    """The last run of a job, its failures, and when it is due next."""
 
     last_run_ms: int | None = None
     last_duration_s: float | None = None
@@ -40,7 +40,7 @@ class JobStatus:
 
 @dataclass(slots=True)
 class FailingCompaction:
-    """A partition whose compaction keeps failing, or without a partition a whole topic."""
+    """A partition whose compaction keeps failing, or a whole topic if `partition` is None."""
 
     topic: str
     partition: int | None
@@ -55,24 +55,24 @@ class FailingCompaction:
 
 @dataclass(slots=True)
 class WorkerStatus:
-    """What the worker is doing; the content of `worker.json`."""
+    """The status of the worker, which is the content of `worker.json`."""
 
     pid: int
     started_ms: int
     jobs: dict[str, JobStatus] = field(default_factory=dict)
     failing: list[FailingCompaction] = field(default_factory=list)
     erasures_left: list[str] = field(default_factory=list)
-    """What erasures that were asked for could not remove so far, and why."""
+    """Copies of keys that requested erasures could not remove so far, with the reasons."""
     turns: dict[str, dict[str, int]] = field(default_factory=dict)
-    """For each job the topics that have had a turn, with numbers that rise."""
+    """For each job, the topics that have had a turn. Later turns have higher numbers."""
     in_hand: list[TopicOrPartition] = field(default_factory=list)
-    """What is being compacted."""
+    """The topics and partitions that are being compacted."""
     interrupted: list[TopicOrPartition] = field(default_factory=list)
-    """What was being compacted when a worker was killed, and has not been since; the longest ago first."""
+    """Those being compacted when a worker was killed, and not compacted since, longest ago first."""
 
 
 def load_status(data_folder: Path) -> WorkerStatus | None:
-    """What the worker of a data folder said last; None if there has been none."""
+    """Return the last saved status of a data folder's worker, or None if there has been none."""
     return state_file.load_if_whole(data_folder / WORKER_FILE, _status_from)
 
 
@@ -90,7 +90,7 @@ def _status_from(saved: dict[str, Any]) -> WorkerStatus:
 
 
 def _content(status: WorkerStatus) -> dict[str, object]:
-    """What is written. It is often, so the turns of thousands of topics are not copied first."""
+    """Return the content to write. It is written often, so the turns of thousands of topics are not copied first."""
     return {
         "pid": status.pid,
         "started_ms": status.started_ms,
@@ -104,13 +104,13 @@ def _content(status: WorkerStatus) -> dict[str, object]:
 
 
 class StatusKeeper:
-    """The status of a worker in this process. May be used by several threads."""
+    """The status of a worker in this process. Thread-safe."""
 
     def __init__(self, data_folder: Path, status: WorkerStatus) -> None:
         self._path = data_folder / WORKER_FILE
         self.status = status
         self.lock = threading.RLock()
-        """Held by whoever changes the status by what it is."""
+        """Held by a thread that changes the status based on its current value."""
 
     def save(self) -> None:
         with self.lock:
@@ -124,13 +124,13 @@ class StatusKeeper:
     # --------------------------------------------------------------------------------------- compaction
 
     def take_in_hand(self, places: Sequence[TopicOrPartition]) -> None:
-        """Note what is compacted next: if the worker is killed now, that has had its turn."""
+        """Note what is compacted next. If the worker is killed now, that has had its turn."""
         with self.lock:
             self.status.in_hand = list(places)
             self.save()
 
     def put_down(self, done: Iterable[TopicOrPartition], *, all_of_it: bool) -> None:
-        """A run has ended, with `all_of_it` after everything that was due."""
+        """Note that a run has ended. With `all_of_it`, it has done everything that was due."""
         with self.lock:
             self.status.in_hand = []
             gone = set(done)
@@ -140,7 +140,7 @@ class StatusKeeper:
 
 
 class TopicOrder:
-    """Whose turn it is in one job over all topics: the one that has waited longest. Kept over restarts."""
+    """The order of the topics in one job: the one that has waited longest is next. It survives restarts."""
 
     def __init__(self, keeper: StatusKeeper, job: str) -> None:
         self._keeper = keeper
@@ -148,22 +148,22 @@ class TopicOrder:
         self._saved_s = float("-inf")
 
     def in_order(self, topics: Iterable[str]) -> list[str]:
-        """Topics by how long they have waited; those that never had a turn are first."""
+        """Sort topics by how long they have waited. Those that never had a turn are first."""
         with self._keeper.lock:
             names = set(topics)
             all_turns = self._keeper.status.turns
-            # Those that are gone are forgotten.
+            # Forget deleted topics.
             own = {name: at for name, at in all_turns.get(self._job, {}).items() if name in names}
             all_turns[self._job] = own
             return sorted(names, key=lambda name: (own.get(name, 0), name))
 
     def take(self, topic: str, *, save: bool = True) -> None:
-        """Note that a topic has its turn now, whether its work will be done or killed.
+        """Note that a topic has its turn now, whether its work is finished or killed.
 
-        It is written for the first topic of a run, and then every TURNS_SAVED_EVERY_S: where thousands of topics take a
-        moment each, writing would take longer than they do. So a worker that is killed loses turns of the last moment
-        only, and the one that it did not survive is the first, and written, in a later life. Without `save` nothing is
-        written: enough where there is nothing to do.
+        The turn is saved for the first topic of a run, and then every TURNS_SAVED_EVERY_S: with thousands of topics
+        that take a moment each, saving would take longer than the work. So a killed worker loses only the turns of the
+        last moment, and the topic that killed it is eventually first in a run, and so saved. Without `save` nothing is
+        written, which is enough if the topic needs no work.
         """
         with self._keeper.lock:
             own = self._keeper.status.turns.setdefault(self._job, {})

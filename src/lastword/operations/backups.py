@@ -1,4 +1,4 @@
-"""Backups of a log, and logs made of them."""
+"""Backups of a log, and restores from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_backup(
     progress: OnProgress = no_progress,
     stop: Stop = never,
 ) -> Json:
-    """Make a backup of the whole log, while it is served."""
+    """Back up the whole log while it is being served."""
     report = log.backup(
         to,
         keep=keep,
@@ -47,7 +47,7 @@ def make_backup(
 
 
 def list_backups(place: str, *, properties: Mapping[str, str] | None = None) -> Json:
-    """The backups at a place, oldest first."""
+    """List the backups at a place, oldest first."""
     from lastword.maintenance.backup.restoring import backups
 
     found, problems = backups(place, properties=properties)
@@ -64,7 +64,7 @@ def restore_backup(
     properties: Mapping[str, str] | None,
     progress: OnProgress = no_progress,
 ) -> Json:
-    """Make a log of a backup."""
+    """Restore a log from a backup."""
     from lastword.maintenance.backup.restoring import restore
 
     report = restore(

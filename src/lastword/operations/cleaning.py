@@ -1,4 +1,4 @@
-"""One round of everything that keeps the disk bounded."""
+"""One round of everything that bounds disk usage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def run_retention(log: Log, *, dry_run: bool = False, topics: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run one round of retention, or show what would go."""
+    """Run one round of retention, or show what it would remove."""
     report = log.run_retention(dry_run=dry_run, topics=topics or None)
     return {
         "dry_run": dry_run,

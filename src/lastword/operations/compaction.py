@@ -64,7 +64,7 @@ def compact_topic(
     progress: OnProgress = no_progress,
     stop: Stop = never,
 ) -> Json:
-    """Compact a topic, whatever its dirty ratio is; or show what that would do."""
+    """Compact a topic regardless of its dirty ratio, or show what that would do."""
     topic = log.topic(name)
     _check_partitions(topic, partitions)
     if dry_run:
@@ -99,7 +99,7 @@ def compact_all(
     progress: OnProgress = no_progress,
     stop: Stop = never,
 ) -> Json:
-    """Compact what is due in all topics, or whatever is dirty; or show what that would do."""
+    """Compact all partitions that are due, or all that are dirty, or show what that would do."""
     if dry_run:
         plans = log.plan_compaction(asked_for=all_dirty)
         return {"dry_run": True, "partitions": [_plan_data(plan) for plan in plans]}
@@ -132,7 +132,7 @@ def verify(log: Log, name: str, *, before: int | None = None, after: int | None 
 
 
 def erase(log: Log, name: str, keys: Sequence[bytes], *, progress: OnProgress = no_progress) -> Json:
-    """Remove every record of some keys from all files of a topic, for good."""
+    """Permanently remove every record of some keys from all files of a topic."""
     report = log.erase(name, keys, progress=lambda done, total: progress("erase", done, total))
     return {"erased": not report.left, **asdict(report), "left": list(report.left)}
 
@@ -154,7 +154,7 @@ def _unsealed(topic: Topic, partitions: Sequence[int] | None) -> int:
 
 
 def _nothing_to_compact(topic: Topic, partitions: Sequence[int] | None) -> str:
-    """Why a compaction that was asked for has nothing to do."""
+    """Explain why a requested compaction has nothing to do."""
     settings = topic.settings
     found = topic.describe()
     if not settings.compacts:
@@ -166,11 +166,11 @@ def _nothing_to_compact(topic: Topic, partitions: Sequence[int] | None) -> str:
     held_back = [each for each in chosen if max(each.first_dirty, each.log_start) < each.sealed_end]
     if held_back and settings.min_compaction_lag_ms:
         return (
-            f"what is dirty in {topic.name} is held back: it has records younger than "
+            f"the dirty part of {topic.name} is held back: it has records younger than "
             f"min.compaction.lag.ms={settings.min_compaction_lag_ms} ({age(settings.min_compaction_lag_ms)})."
         )
     if not any(each.segments for each in chosen):
-        return f"nothing of {topic.name} is sealed."
+        return f"{topic.name} has no sealed segments."
     return f"nothing in {topic.name} is dirty: everything that is sealed has been compacted."
 
 

@@ -1,4 +1,4 @@
-"""What a topic is, where its records are, what compaction has to do, what is wrong."""
+"""The description of a topic: its positions, settings, readers, pending compaction, and problems."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from lastword.log.topic import Topic
 
 MOST_FOOTERS = 256
-"""Garbage is estimated from the footers of segments, each a small read; of more segments it would take too long."""
+"""Garbage is estimated from segment footers, each a small read. With more segments that would take too long."""
 
 
 def describe_topic(log: Log, name: str) -> dict[str, Any]:
-    """What a topic is, where its records are, what compaction has to do, what is wrong."""
+    """Describe a topic: its partitions, settings and readers, the work left for compaction, and any problems."""
     from lastword.reading.readers import CommittedPositions
 
     try:
@@ -92,7 +92,7 @@ def _look(topic: Topic) -> tuple[TopicDescription, str | None]:
         try:
             return topic.describe(estimates=True), None
         except (CorruptError, UnavailableError) as error:
-            # What is wrong is what people look here for.
+            # A description must work for a damaged topic: people use it to find the problem.
             return found, str(error)
     return found, None
 

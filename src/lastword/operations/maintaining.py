@@ -1,4 +1,4 @@
-"""The maintenance role, for something that was asked for by a person."""
+"""The maintenance role, for requests by people."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from lastword.log import Log
 
 MAINTENANCE_WAIT_MS = 10_000
-"""How long to wait for a command, or for a worker that seals, before saying who is in the way."""
+"""How long to wait for a command, or for a worker that seals, before reporting which process holds the role."""
 
 
 def wait_for_maintenance(log: Log) -> ExitStack:
-    """The maintenance role, which another process may have for a moment."""
+    """Take the maintenance role, and wait if another process has it for a moment."""
     clock = SystemClock()
     waited_ms = 0
     held = ExitStack()

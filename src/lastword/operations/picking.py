@@ -1,6 +1,6 @@
-"""What pages of records are made of: a look at a topic, records picked by their offsets, and as many as fit.
+"""Shared parts of pages of records: views of a topic, picking records by offset, and limiting a page's size.
 
-Memory does not grow with what lies between the records of a page.
+Memory does not grow with the number of records between those of a page.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from lastword.segments.rows import at_offsets, with_partition
 T = TypeVar("T")
 Rank = TypeVar("Rank", int, bytes)
 Source = tuple[PartitionReader, View]
-"""A partition, and what it shows."""
+"""A partition, and its view."""
 Offsets = npt.NDArray[np.int64]
 
 FAR = 10_000
-"""Where the next wanted record of the WAL is further away, the batches between are not decoded."""
+"""If the next wanted record of the WAL is further away than this, the batches in between are not decoded."""
 
 
 def look(
     topic: Topic, as_of: AsOf | None, act: Callable[[Sequence[Source]], T], partition: int | None = None
 ) -> T:
-    """Do something with what a topic, or one partition, shows now or showed once; again where that moves meanwhile."""
+    """Call `act` with the views of a topic or of one partition, now or in the past. Retry if they change meanwhile."""
     with ExitStack() as opened:
         readers = topic.partition_readers() if partition is None else [topic.partition_reader(partition)]
         for reader in readers:
@@ -55,7 +55,7 @@ def _source(reader: PartitionReader, as_of: AsOf | None, pinned: ExitStack) -> S
 
 
 class Taken(Generic[Rank]):
-    """The records of a page, those of the lowest ranks: they come in any order, and no more is held than fits.
+    """The records of a page: those of the lowest ranks. They are added in any order, and no more are held than fit.
 
     A page ends with the record that passes `max_bytes` of keys and values, and has at least one.
     """
@@ -88,7 +88,7 @@ def _size_bytes(record: Record) -> int:
 
 
 def pick(reader: PartitionReader, view: View, offsets: Offsets) -> Iterator[pa.RecordBatch]:
-    """Read the records at some offsets, which are in order, in small batches. The view's snapshot is pinned."""
+    """Read the records at some sorted offsets, in small batches. The view's snapshot is pinned."""
     sealed_end = view.snapshot.positions[reader.partition].sealed_end
     split = int(np.searchsorted(offsets, sealed_end))
     yield from _sealed(reader, view, offsets[:split])
@@ -131,5 +131,5 @@ def _within(offsets: Offsets, first: int, last: int) -> Offsets:
 
 
 def any_within(offsets: Offsets, first: int, last: int) -> bool:
-    """Tell whether one of some offsets, which are in order, is in a span."""
+    """Return whether one of some sorted offsets is in a span."""
     return len(_within(offsets, first, last)) > 0

@@ -1,13 +1,13 @@
-"""Pages of a topic's records over all partitions, the newest first, with how many there are.
+"""Pages of a topic's records over all partitions, newest first, with counts.
 
-Within a partition records are in the order of their offsets; of several partitions the next record is the one with the
-later time. Where times go back within a partition its order stays, so that no record is on two pages or on none.
+Within a partition, records are in offset order. Between partitions, the next record is the one with the later time.
+If times go back within a partition, its offset order still holds, so that every record is on exactly one page.
 
-A *place* between two pages is an offset of each partition. A page is what comes before a place (`before`), or what
-comes from it on (`since`): the records that follow there in that direction, as many as fit. By its steps:
-1. find where they are, from offsets and times alone, in the files that come next by the times known of them;
+A *place* between two pages is an offset of each partition. A page has the records before a place (`before`), or those
+from it on (`since`): as many as fit, in that direction. The steps:
+1. find the records by offset and time alone, in the files that come next by their known times;
 2. pick these records;
-3. count what is on either side, by what is known of the files, and by the keys where a key is asked for.
+3. count the records on either side, from file metadata, or by reading the keys if a key is given.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from lastword.record import Record
 from lastword.segments.rows import to_records
 
 Offsets = Mapping[int, int]
-"""By partition an offset: the first one behind the place."""
+"""For each partition, the first offset after the place."""
 Times = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Offsets and times in milliseconds (-1: none), in offset order."""
 
 TAIL_OFFSETS = 1000
-"""So many offsets of the WAL are looked through at first; four times as many each time that is not enough."""
+"""The number of WAL offsets that are searched first. If that is not enough, four times as many are, and so on."""
 LATEST_MS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPage:
-    """Some records, the newest first. What was not counted because of damage is None."""
+    """Some records, newest first. Counts are None if damage prevented counting."""
 
     total: int | None
     """All records that can be paged through."""
     newer: int | None
-    """How many of them come before the first of the page."""
+    """The number of these records that are newer than the page."""
     records: tuple[Record, ...]
     before: Offsets | None
-    """The place before which the next page is, if there are older records."""
+    """The `before` of the next page, if there are older records."""
     since: Offsets | None
-    """The place from which on the page before is, if there are newer records."""
+    """The `since` of the previous page, if there are newer records."""
 
 
 def record_page(
@@ -66,22 +66,22 @@ def record_page(
     limit: int,
     max_bytes: int,
 ) -> RecordPage:
-    """Return the records before a place (without one: the newest), or those from a place on; of a key or of all.
+    """Return the records before a place (by default the newest) or from a place on, of one key or of all keys.
 
     A page ends with the record that passes `max_bytes` of keys and values. A partition that a place does not name
-    is newer than it.
+    is newer than the place.
     """
     question = _Question(key=key, before=before, since=since, limit=limit, max_bytes=max_bytes)
     return look(topic, as_of, question.answer, partition)
 
 
 def place_of_offset(topic: Topic, offset: int) -> dict[int, int]:
-    """Return the place behind an offset, in each partition."""
+    """Return the place after an offset, in each partition."""
     return dict.fromkeys(range(topic.partitions), offset + 1)
 
 
 def place_of_time(topic: Topic, time_ms: int) -> dict[int, int]:
-    """Return the place behind the records up to a time."""
+    """Return the place after the records up to a time."""
     found = topic.offsets_for_time(time_ms + 1)
     return {partition: offset for partition, offset in found.items() if isinstance(offset, int)}
 
@@ -121,7 +121,7 @@ class _Question:
         records = self._pick(sources, _merge(walks, self.limit, self._upwards))
         end = dict(start)
         for each in records:
-            # The last of each partition is the one that is furthest from the start.
+            # The last record of each partition is the furthest from the start.
             end[each.partition] = each.offset + 1 if self._upwards else each.offset
         low, high = (start, end) if self._upwards else (end, start)
         below: int | None
@@ -140,7 +140,7 @@ class _Question:
         )
 
     def _start(self, view: View, partition: int) -> int:
-        """Where the page begins, within what the partition shows."""
+        """Return the start of the page, within the visible offsets of a partition."""
         if self.since is not None:
             wanted = self.since.get(partition, view.start)
         elif self.before is not None:
@@ -180,7 +180,7 @@ def _merge(walks: Sequence[_Walk], limit: int, upwards: bool) -> list[tuple[int,
         try:
             first.open()
         except CorruptError:
-            # The page ends at the damage; the next one, which begins there, says so.
+            # The page ends at the damage. The next page begins there and raises.
             if not chosen:
                 raise
             break
@@ -188,9 +188,9 @@ def _merge(walks: Sequence[_Walk], limit: int, upwards: bool) -> list[tuple[int,
 
 
 class _Walk:
-    """The records of a partition, up or down: when and where the next one is.
+    """A walk over the records of a partition, up or down, that knows the time and offset of the next one.
 
-    Files come with a bound of the times in them. One is opened when the next record may be in it; until then the bound
+    Files come with a bound of their times. A file is opened when the next record may be in it. Until then the bound
     stands for the record's time.
     """
 
@@ -199,7 +199,7 @@ class _Walk:
     ) -> None:
         self.partition = partition
         self.time_ms: int | None = None
-        """Of the next record, or a bound of it; None: there is none."""
+        """The time of the next record, or a bound of it. None if there is no next record."""
         self.is_known = False
         self._files = files
         self._upwards = upwards
@@ -210,13 +210,13 @@ class _Walk:
         self._next_file()
 
     def take(self) -> int:
-        """Take the next record."""
+        """Take the next record and return its offset."""
         offset, _ = self._found.popleft()
         self._note_next()
         return offset
 
     def open(self) -> None:
-        """Look for the next record in the file that comes next."""
+        """Look for the next record in the next file."""
         for offsets, times_ms in self._times:
             self._add(offsets.tolist(), times_ms.tolist())
             if self._found:
@@ -227,7 +227,7 @@ class _Walk:
     def _add(self, offsets: list[int], times_ms: list[int]) -> None:
         pairs = list(zip(offsets, times_ms, strict=True))
         for offset, time_ms in pairs if self._upwards else pairs[::-1]:
-            # A record without a time stands beside its neighbour.
+            # A record without a time takes that of its neighbour.
             self._last_ms = (
                 time_ms if time_ms >= 0 else self._last_ms if self._last_ms >= 0 else self._bound_ms
             )
@@ -250,7 +250,7 @@ class _Walk:
 def _files_of(
     reader: PartitionReader, view: View, start: int, *, upwards: bool
 ) -> Iterator[tuple[int, Iterator[Times]]]:
-    """The segments from an offset on, up or down, and what of the WAL comes after them or before."""
+    """Yield the segments from an offset on, up or down, and the part of the WAL after or before them."""
     low, high = (start, view.end) if upwards else (view.start, start)
     tail = max(low, view.snapshot.positions[reader.partition].sealed_end)
     if not upwards and tail < high:
@@ -273,7 +273,7 @@ def _tail_downwards(reader: PartitionReader, start: int, end: int) -> Iterator[T
         except CorruptError:
             if end - first == 1:
                 raise
-            # What lies behind the damage comes first.
+            # The records above the damage come first.
             offsets = (end - first) // 2
             continue
         if parts:
@@ -290,7 +290,7 @@ def _times_of(records: pa.RecordBatch) -> Times:
 
 
 def _count(sources: Sequence[Source], low: Offsets, high: Offsets) -> tuple[int | None, int | None]:
-    """Count the records below one place, and those from another on."""
+    """Count the records below one place, and those from another place on."""
     below, above = 0, 0
     try:
         for reader, view in sources:
@@ -325,7 +325,7 @@ def _any_above(sources: Sequence[Source], high: Offsets) -> bool:
 
 
 class _KeyCount:
-    """Goes through the keys of a partition: how many records a key has on either side of an offset, and the nearest."""
+    """The number of records that a key has on either side of an offset in a partition, and the nearest ones."""
 
     def __init__(
         self, reader: PartitionReader, view: View, key: bytes, start: int, *, limit: int, upwards: bool
@@ -342,7 +342,7 @@ class _KeyCount:
         self.nearest = np.array(near, np.int64).reshape(-1, 2)
 
     def walk(self, *, upwards: bool) -> _Walk:
-        """The nearest of them, in place of all records of the partition."""
+        """Return a walk over the nearest records, instead of all records of the partition."""
         times = iter([(self.nearest[:, 0], self.nearest[:, 1])])
         return _Walk(self.partition, iter([(0 if upwards else LATEST_MS, times)]), upwards=upwards)
 

@@ -1,4 +1,4 @@
-"""Records: append some, read some. Both are bounded by what the caller hands in or asks for."""
+"""Appending and reading records. The caller bounds the size of both."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def append_records(
     compression: str = "none",
     check_only: bool = False,
 ) -> dict[str, Any]:
-    """Append records in their order, to the partition given, the one that each names, or the one of its key.
+    """Append records in order, each to the given partition, to the one that it names, or to the one of its key.
 
-    All are checked before any is appended, with `check_only` none is; PartlyAppendedError says which partitions have
-    got theirs where a disk fails in between. Needs the writer.
+    All are checked before any is appended. With `check_only` none is appended. If a disk fails in between,
+    PartlyAppendedError says which partitions have their records. Needs the writer.
     """
     topic = log.topic(name)
     if compression not in COMPRESSIONS:
@@ -66,27 +66,27 @@ def read_records(
     after_key: bytes | None = None,
     as_of: str | None = None,
 ) -> dict[str, Any]:
-    """Some records, and for each partition that was read the offset to go on from. Nothing is locked.
+    """Return some records, and the offset to continue from for each partition that was read. Takes no lock.
 
-    It ends with the record that passes `max_bytes` of keys and values. With `state` the newest record of each
-    key, by key, and the key to go on after; with `as_of` alone nothing to go on from.
+    The result ends with the record that passes `max_bytes` of keys and values. With `state`, return the newest record
+    of each key, by key, and the key to continue after. With `as_of` alone, there is nothing to continue from.
     """
     topic = log.topic(name)
     point = None if as_of is None else point_of(topic, as_of, partition)
     if state:
         if start or from_time or partition is not None:
             raise InvalidError(
-                "state is about the whole topic; only after_key_base64, max, max_bytes and as_of go with it."
+                "state covers the whole topic. Only after_key_base64, max, max_bytes and as_of can be used with it."
             )
         page = state_page(topic, as_of=point, after=after_key, limit=max_records, max_bytes=max_bytes)
         following = None if page.next is None else {"after_key_base64": base64.b64encode(page.next).decode()}
         return {"topic": name, "records": [record_data(each) for each in page.records], "next": following}
     if after_key is not None:
-        raise InvalidError("after_key_base64 is where a state goes on; it needs state=true.")
+        raise InvalidError("after_key_base64 continues a read of the state. It needs state=true.")
     if point is not None:
         if start or from_time:
             raise InvalidError(
-                "as_of shows the past from the log start on; from and from_time don't go with it."
+                "as_of shows the past from the log start on. It can't be used with from or from_time."
             )
         batches = topic.read_as_of(point, partition=partition)
         return {"topic": name, "records": _take(batches, max_records, max_bytes), "next": None}
@@ -130,17 +130,17 @@ def _take(batches: Iterator[pa.RecordBatch], max_records: int, max_bytes: int) -
 
 
 def point_of(topic: Topic, as_of: str, partition: int | None) -> AsOf:
-    """A point in the past: an offset, a time, or snapshot:ID."""
+    """Parse a point in the past: an offset, a time, or snapshot:ID."""
     kind, colon, rest = as_of.partition(":")
     if colon and kind == "snapshot":
         if not rest.isascii() or not rest.isdigit():
             raise InvalidError(
-                f"--as-of is {as_of!r}; a snapshot is a number, `lastword topic history` has them"
+                f"--as-of is {as_of!r}; a snapshot is a number, and `lastword topic history` lists them"
             )
         return AsOf(snapshot_id=int(rest))
     if not as_of.isascii() or not as_of.isdigit():
         try:
-            # A number is an offset here, also one that is none.
+            # A number means an offset here, even a negative one, which is invalid.
             return AsOf(time_ms=parse_time(as_of if not as_of.startswith("-") else ""))
         except InvalidError:
             raise InvalidError(
@@ -149,8 +149,8 @@ def point_of(topic: Topic, as_of: str, partition: int | None) -> AsOf:
             ) from None
     if partition is None and topic.partitions > 1:
         raise InvalidError(
-            f"--as-of {as_of}: {topic.name} has {topic.partitions} partitions, and an offset is one of a "
-            f"partition; say which with --partition, or give a time or a snapshot"
+            f"--as-of {as_of}: {topic.name} has {topic.partitions} partitions, and an offset refers to one of them; "
+            f"say which with --partition, or give a time or a snapshot"
         )
     return AsOf(offset=int(as_of))
 
@@ -158,9 +158,9 @@ def point_of(topic: Topic, as_of: str, partition: int | None) -> AsOf:
 def start_of(
     topic: Topic, start: str | None, from_time: str | None, partition: int | None
 ) -> Start | dict[int, Start]:
-    """Where a read begins: earliest, latest, an offset, or a time."""
+    """Parse the start of a read: earliest, latest, an offset, or a time."""
     if start is not None and from_time is not None:
-        raise InvalidError("--from and --from-time both say where to begin; give one of them.")
+        raise InvalidError("--from and --from-time both set the start; give one of them.")
     if from_time is not None:
         return topic.offsets_for_time(parse_time(from_time))
     if start is None or start == "earliest":
@@ -171,7 +171,7 @@ def start_of(
         raise InvalidError(f"--from is {start!r}; allowed: earliest, latest, or an offset such as 1000")
     if partition is None and topic.partitions > 1:
         raise InvalidError(
-            f"--from {start}: {topic.name} has {topic.partitions} partitions, and an offset is one of a partition; "
+            f"--from {start}: {topic.name} has {topic.partitions} partitions, and an offset refers to one of them; "
             f"say which with --partition"
         )
     return int(start)

@@ -1,12 +1,12 @@
 """Pages of a topic's state, by key, in bounded memory however large the state is.
 
-A page, by its steps:
-1. let the keys compete, from keys and versions alone: of a value only whether there is one;
-2. count the keys that are left, and take the next ones behind the last page's in the order of their bytes;
-3. pick the records of these.
+The steps of a page:
+1. find the winner of each key, from keys and versions alone, and from whether there is a value;
+2. count the keys that are left, and take those that follow the last page, in byte order;
+3. pick their records.
 
-Where the best records of all keys don't fit into MOST_BYTES, it begins again with only the keys that are searched for,
-and where these don't fit either, with only the first ones behind the last page: then nothing is counted.
+If the winners of all keys don't fit into MOST_BYTES, it starts over with only the keys that match the search. If these
+don't fit either, it starts over with only the first keys after the last page. Then nothing is counted.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from lastword.record import Record
 from lastword.segments.rows import clip, to_records
 
 MOST_BYTES = 16 << 20
-"""Keys and versions of so many bytes compete at once; some copies of them are in memory then."""
+"""The maximum bytes of keys and versions that compete at once. There are a few copies of them in memory."""
 MERGE_BYTES = 2 << 20
 FIRST_KEYS = 20_000
-"""Where the keys can't all compete at once, so many do, the first behind the last page, if a page has fewer."""
+"""If the keys can't all compete at once, this many do, or the page's limit if that is higher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePage:
-    """Some records of a state, by key. What is None was not counted: there are too many."""
+    """Some records of a state, by key. A count is None if there were too many keys to count."""
 
     keys: int | None
     matching: int | None
     records: tuple[Record, ...]
     next: bytes | None
-    """The key behind which to go on, if there are more."""
+    """The key to continue after, if there are more."""
 
 
 class _TooManyError(Exception):
-    """The keys don't fit. Never reaches a user: fewer compete."""
+    """The keys don't fit. It never reaches a user, because the page is retried with fewer keys."""
 
 
 def state_page(
@@ -59,9 +59,9 @@ def state_page(
     limit: int,
     max_bytes: int,
 ) -> StatePage:
-    """Return the records of the first keys behind `after`, of all or of those that have some bytes in them.
+    """Return the records of the first keys after `after`, of all keys or of those that contain `search`.
 
-    It ends with the record that passes `max_bytes` of keys and values.
+    The page ends with the record that passes `max_bytes` of keys and values.
     """
     return look(topic, as_of, _Question(strategy_of(topic.settings), search, after, limit, max_bytes).answer)
 
@@ -90,7 +90,7 @@ class _Question:
         return self._first(sources)
 
     def _first(self, sources: Sequence[Source]) -> StatePage:
-        """The page from the first keys alone; if these have been deleted, from those behind them."""
+        """Make the page from the first keys alone or, if these have been deleted, from those after them."""
         after = self.after
         while True:
             cut = _Cut(max(FIRST_KEYS, self.limit))
@@ -98,7 +98,7 @@ class _Question:
             if len(found) >= self.limit or cut.at is None:
                 return self._page(sources, found, keys=None, matching=None, more=cut.at is not None)
             if len(found):
-                # A page may have less than the limit; the next one begins behind what has been looked at.
+                # A page may have fewer than the limit. The next one begins after the keys seen so far.
                 return self._page(sources, found, keys=None, matching=None, more=True, end=cut.at)
             after = cut.at
 
@@ -108,7 +108,7 @@ class _Question:
         keep: Callable[[pa.Table], pa.Table] = lambda rows: rows,
         cut: _Cut | None = None,
     ) -> pa.Table:
-        """The partition, offset and key of each key that is left, in no order."""
+        """Return the partition, offset and key of each key that is left, in no order."""
         held_bytes = 0
 
         def narrow(best: pa.Table) -> pa.Table:
@@ -138,7 +138,7 @@ class _Question:
         if len(sources) > 1:
             every = _once_each(every)
         if cut is not None and cut.at is not None:
-            # Of keys behind the cut a partition may have let go what another one still has.
+            # For keys after the cut, one partition may have dropped rows that another one still has.
             every = every.filter(pc.less_equal(every.column("key"), pa.scalar(cut.at, pa.binary())))
         return every.filter(every.column("is_live")).select(["partition", "offset", "key"])
 
@@ -191,7 +191,7 @@ class _Question:
 
 
 class _Cut:
-    """Holds the first keys only, of each partition; `at` is the last key up to which nothing is missing."""
+    """Keeps only the first keys of each partition. `at` is the last key up to which nothing is missing."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -217,7 +217,7 @@ def _from(records: pa.RecordBatch, offset: int) -> pa.RecordBatch:
 
 
 def _lean(records: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
-    """The columns that compete, and of the value whether there is one."""
+    """Return the columns that compete, and whether there is a value."""
     rows = pa.Table.from_batches([records])
     has_value = (
         rows.column("value").is_valid() if "value" in rows.column_names else pa.repeat(True, len(rows))
@@ -230,10 +230,10 @@ def _contest(
     strategy: Strategy,
     narrow: Callable[[pa.Table], pa.Table],
 ) -> pa.Table | None:
-    """Return the best row of each key; None if there is no row with a key.
+    """Return the best row of each key, or None if there is no row with a key.
 
-    Rows are of one partition, in offset order, with keys, offsets and what the strategy compares. They compete some
-    at a time, so that only the best ones are held; `narrow` may then take keys out for good.
+    Rows are of one partition, in offset order, with keys, offsets and the columns that the strategy compares. They
+    compete in batches, so that only the best ones are held. `narrow` may then remove keys for good.
     """
     best: pa.Table | None = None
     waiting: list[pa.Table] = []
@@ -260,7 +260,7 @@ def _best(best: pa.Table | None, waiting: Sequence[pa.Table], strategy: Strategy
 def _once_each(winners: pa.Table) -> pa.Table:
     """Keep one row of each key, of the winners of several partitions.
 
-    After an increase of partitions a key may be in two: the later timestamp, then the higher partition.
+    After an increase of partitions a key may be in two. The later timestamp wins, then the higher partition.
     """
     timestamps = winners.column("timestamp").cast(pa.int64()).fill_null(-1).to_numpy()
     order = np.lexsort((winners.column("partition").to_numpy(), timestamps))

@@ -1,14 +1,15 @@
-"""The one table of operations: what can be asked of a log, by whom it is done, and under which path.
+"""The table of operations: the requests that a log takes, the process that handles each, and its path.
 
-Four channels are made from it, and none spells an operation out again:
+Four channels are built from it, and none repeats the definition of an operation:
 
     cli/direct.py     a command opens the log in the operation's role and calls its function
     cli/remote.py     a command beside a server asks the server's admin API
-    admin/app.py      the admin API: short operations on the broker's log, the others by asking the worker
-    serve/worker.py   the worker's process does what it is asked for by name
+    admin/app.py      the admin API runs short operations on the broker's log, and asks the worker for the others
+    serve/worker.py   the worker's process runs operations by name
 
-The function is the operation: its parameters are the request, its docstring is what the API's documentation says. A
-function that takes long takes `progress`, and one that can end early `stop`; these never leave a process.
+The function is the operation: its parameters are the request, and its docstring is its description in the API's
+documentation. A long-running function takes `progress`, and one that can end early takes `stop`. These two are never
+sent to another process.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Role = Literal["read", "write", "create", "maintain"]
-"""How the log must be open: by anybody, by its writer (with `create` also where there is none yet), or for maintenance."""
+"""How the log must be open: for reading, for writing (`create`: also if there is no log yet), or for maintenance."""
 
 _WITHIN_A_PROCESS = ("progress", "stop")
 _BASE64 = "_base64"
@@ -40,7 +41,7 @@ _BASE64 = "_base64"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation(Generic[P, R]):
-    """Something that can be asked of a log. A dry run needs no role."""
+    """An operation on a log. A dry run needs no role."""
 
     name: str
     function: Callable[Concatenate[Log, P], R]
@@ -48,20 +49,20 @@ class Operation(Generic[P, R]):
     verb: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
     in_worker: bool = False
-    """Whether a server's worker does it, because it takes long, and tells its progress; else its broker."""
+    """Whether a server's worker runs it, because it takes long and reports progress. Else the broker does."""
     may_use_spark: bool = False
     called: Mapping[str, str] = field(default_factory=dict)
-    """Parameters that have another name in the API."""
+    """Parameters that have a different name in the API."""
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> Json:
-        """A call's arguments as JSON has them, without those that never leave a process."""
+        """Return a call's arguments as JSON values, without those that never leave a process."""
         bound = inspect.signature(self.function).bind(None, *args, **kwargs)
         bound.apply_defaults()
         given = dict(list(bound.arguments.items())[1:])
         return dict(_to_json(name, value) for name, value in given.items() if name not in _WITHIN_A_PROCESS)
 
     def call(self, log: Log, request: Json, progress: OnProgress = no_progress, stop: Stop = never) -> R:
-        """Do what a request says."""
+        """Run the operation for a request."""
         given = dict(_from_json(name, value) for name, value in request.items())
         taken = inspect.signature(self.function).parameters
         own = {"progress": progress, "stop": stop}
@@ -72,7 +73,7 @@ class Operation(Generic[P, R]):
         return "read" if request.get("dry_run") else self.role
 
     def address(self, request: Json) -> tuple[str, Json]:
-        """The path of a request in the API, and what else it says there."""
+        """Return the path of a request in the API, and its other parameters there."""
         said = {self.called.get(name, name): value for name, value in request.items()}
         path = self.path
         for name in [each for each in said if f"{{{each}}}" in path]:
@@ -80,7 +81,7 @@ class Operation(Generic[P, R]):
         return path, said
 
     def heard(self, said: Json) -> Json:
-        """The request that the API was asked with: the other way round."""
+        """Return the request for the parameters of an API call: the reverse of `address`."""
         names = {there: here for here, there in self.called.items()}
         return {names.get(name, name): value for name, value in said.items()}
 
@@ -244,7 +245,7 @@ EXPLAIN = Operation(
     in_worker=True,
 )
 BACKUP = Operation(
-    # Not for maintenance: sealing and all the rest go on beside it.
+    # It does not need the maintenance role: sealing and all other jobs continue beside it.
     name="backup",
     function=backups.make_backup,
     role="read",
@@ -286,4 +287,4 @@ OPERATIONS: dict[str, Operation[Any, Any]] = {
         RETENTION,
     )
 }
-"""By their names, which are those of the API's documentation and of the worker's channel."""
+"""All operations by name, as in the API's documentation and the worker's channel."""

@@ -1,10 +1,10 @@
-"""Numbers for people."""
+"""Human-readable numbers."""
 
 from __future__ import annotations
 
 
 def age(duration_ms: int | None) -> str | None:
-    """A duration for people, by its two largest units."""
+    """Format a duration with its two largest units."""
     if duration_ms is None:
         return None
     seconds = max(duration_ms, 0) // 1000

@@ -22,11 +22,11 @@ POLICY = "cleanup.policy"
 
 
 def no_progress(stage: str, *numbers: int | None) -> None:
-    """Ignore progress: the default."""
+    """Ignore progress. This is the default."""
 
 
 def list_topics(log: Log) -> list[Json]:
-    """Every topic, with the settings of its own."""
+    """List every topic, with the settings that it overrides."""
     listing = log.listing()
     readable = [
         {
@@ -79,16 +79,16 @@ def alter_topic(
     unset: Iterable[str],
     partitions: int | None,
 ) -> Json:
-    """Change settings, take them back, add partitions."""
+    """Set or unset settings of a topic, or add partitions."""
     from lastword.log.topics import warning_of_more_partitions
 
     unset = list(unset)
     if not set_config and not unset and partitions is None:
         raise InvalidError(
-            "There is nothing to change: no setting, none to take back, no number of partitions."
+            "There is nothing to change: no settings to set or unset, and no number of partitions."
         )
     if both := sorted(set(set_config) & set(unset)):
-        raise InvalidConfigError(f"{both[0]!r} is both set and taken back; do one of them")
+        raise InvalidConfigError(f"{both[0]!r} is both set and unset; do one of them")
     before = {each.key: each for each in log.explain_config(name)}
     partitions_before = log.topic(name).partitions
     topic = log.alter_topic(name, set_config=set_config, unset=unset, partitions=partitions)
@@ -108,24 +108,24 @@ def alter_topic(
 def delete_topic(log: Log, name: str) -> Json:
     """Delete a topic with all its records and the positions of its readers."""
     if name not in log.topics():
-        raise UnknownTopicError(f"there is no topic {name!r}")
+        raise UnknownTopicError(f"There is no topic {name!r}.")
     log.delete_topic(name)
     return {"topic": name, "deleted": True}
 
 
 def repair_plan(log: Log, name: str) -> Json:
-    """What is wrong with a topic's table, and the older state that it can go back to."""
+    """Show the problem with a topic's table, its older states, and the one that a repair would go back to."""
     return _repair_data(log.plan_repair(name), repaired=False)
 
 
 def repair_topic(log: Log, name: str) -> Json:
-    """Have a topic whose table can't be read go back to an older state of it."""
+    """Repair a topic whose table can't be read, by going back to an older state of the table."""
     with wait_for_maintenance(log):
         return _repair_data(log.repair_topic(name), repaired=True)
 
 
 def delete_records(log: Log, name: str, *, partition: int, before: int) -> Json:
-    """Delete the records of a partition before an offset."""
+    """Delete the records of a partition below an offset."""
     topic = log.topic(name)
     old_start = topic.extents()[partition].log_start if 0 <= partition < topic.partitions else 0
     log_start = topic.delete_records({partition: before})[partition]
@@ -133,7 +133,7 @@ def delete_records(log: Log, name: str, *, partition: int, before: int) -> Json:
 
 
 def seal(log: Log, name: str, *, progress: OnProgress = no_progress) -> Json:
-    """Commit everything that is only in the WAL as sealed segments."""
+    """Commit all records that are only in the WAL as sealed segments."""
     report = log.topic(name).seal(progress=lambda done, total: progress("seal", done, total))
     return {
         "topic": report.topic,
@@ -149,17 +149,17 @@ def seal(log: Log, name: str, *, progress: OnProgress = no_progress) -> Json:
 
 
 def history(log: Log, name: str) -> Json:
-    """The snapshots that are kept, oldest first, and what each did."""
+    """List the retained snapshots of a topic, oldest first, with the operation that made each."""
     return {"topic": name, "snapshots": [_snapshot_data(each) for each in log.topic(name).history()]}
 
 
 def topic_settings(log: Log, name: str) -> list[Json]:
-    """Each setting that holds for a topic, and where it comes from."""
+    """List the effective settings of a topic, each with its source."""
     return [asdict(each) for each in log.explain_config(name)]
 
 
 def broker_settings(log: Log) -> list[Json]:
-    """Each setting that topics inherit or that is the broker's, and where it comes from. Secrets are masked."""
+    """List the broker's settings and those that topics inherit, each with its source. Secrets are masked."""
     return [asdict(each) for each in log.explain_config()]
 
 

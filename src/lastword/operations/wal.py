@@ -1,4 +1,4 @@
-"""What is in the write-ahead logs, and the way out when one is damaged."""
+"""The contents of the write-ahead logs, and the way out if one is damaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def show_wal(log: Log, name: str | None = None) -> list[dict[str, Any]]:
-    """The WAL files of each partition, what is kept aside, and known damage."""
+    """List the WAL files of each partition, the files that recovery set aside, and known damage."""
     now_ms = SystemClock().now_ms()
     if name is not None:
         return [_topic_data(log.topic(name), now_ms)]
@@ -30,16 +30,16 @@ def show_wal(log: Log, name: str | None = None) -> list[dict[str, Any]]:
 
 
 def wal_damage(log: Log, name: str) -> dict[str, Any]:
-    """The damaged ranges of a topic's WAL; of an internal topic also of its segments."""
+    """List the damaged ranges of a topic's WAL and, for an internal topic, of its segments."""
     topic = log.topic(name)
     found = [*(topic.sealed_damage() if is_internal(name) else ()), *topic.wal_damage()]
     return _damage_data(name, found, skipped=False)
 
 
 def skip_wal_damage(log: Log, name: str) -> dict[str, Any]:
-    """Leave the damaged ranges behind; what was left behind. Needs the writer.
+    """Skip the damaged ranges, and return them. Needs the writer.
 
-    Of an internal topic everything that is known must have been appended again before: see broker/groups/replay.py.
+    For an internal topic, everything that is known must have been appended again before: see broker/groups/replay.py.
     """
     topic = log.topic(name)
     with wait_for_maintenance(log):

@@ -1,4 +1,4 @@
-"""The worker: what it did last, and every job once, now."""
+"""The worker: its status, and running every job once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def worker_status(data_folder: Path) -> dict[str, Any]:
-    """Who the worker is, and what it said last. Nothing is opened."""
+    """Return the process that is the worker, and its last saved status. Does not open the log."""
     status = load_status(data_folder)
     return {
         "running": holder(data_folder, Role.WORKER),
@@ -25,7 +25,7 @@ def worker_status(data_folder: Path) -> dict[str, Any]:
 
 
 def run_worker_once(worker: Worker) -> dict[str, Any]:
-    """Every job once. Needs maintenance."""
+    """Run every job once. Needs the maintenance role."""
     worker.run_all()
     return status_data(worker.status)
 

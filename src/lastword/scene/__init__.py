@@ -1,11 +1,11 @@
-"""A compaction as something to watch: frames of a run, from the engine's own plan, walk, verdicts and snapshots.
+"""A compaction to watch: frames of a run, from the engine's own plan, walk, verdicts and snapshots.
 
-code.py    the steps of a run as short, readable code; each frame names the line that it is at
-walk.py    finding the winners, one record at a time, on the real finder and its real set of keys
-frames.py  a picture of a partition; the frames of a run, before it is made and after
-story.py   alice, bob and carol: a log of its own with a clock that can be moved
+code.py    the steps of a run as short, readable code; each frame names its line
+walk.py    finding the winners one record at a time, with the real finder and its real set of keys
+frames.py  a picture of a partition, and the frames of a run, before and after it is made
+story.py   alice, bob and carol: a separate log with a clock that can be moved
 
-Everything that is returned is plain data for JSON. Of long values there is only the beginning.
+All results are plain data for JSON. Long values are truncated.
 """
 
 from lastword.scene.frames import MAX_RECORDS, finish, perform, picture, rehearse

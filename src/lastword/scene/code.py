@@ -1,7 +1,7 @@
 """The steps of a run as code that can be read at a glance. Frames name its lines by their ids.
 
-It says what the kernels do, not how: segments are walked as in compaction/survivors.py, a record is decided about by
-the order of the rules, files are swapped by one commit.
+It shows what the kernels do, not how: segments are walked as in compaction/survivors.py, the rules decide about each
+record in order, and one commit swaps the files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NEWEST_WINS = [
     ("find.record", "        for record in reversed(segment):"),
     ("find.no_key", "            if record.key is None: continue"),
     ("find.lost", "            if record.key in seen: record.beaten = True"),
-    ("find.clean", "            elif is_clean(segment): pass  # no key is there twice"),
+    ("find.clean", "            elif is_clean(segment): pass  # it has each key once"),
     ("find.won", "            else: seen.add(record.key)"),
 ]
 _OLDEST_WINS = [
@@ -61,12 +61,12 @@ _REWRITE = [
     ("rewrite.as_it_is", "    if loses_nothing(segments): return segments"),
     ("rewrite.write", "    return write(record for record in segments if stays(record))"),
     ("commit.start", "def commit(out, new):"),
-    ("commit.swap", "    table.swap(out, new, positions)  # one snapshot: all of it, or nothing"),
+    ("commit.swap", "    table.swap(out, new, positions)  # one snapshot: all or nothing"),
 ]
 
 
 def listing(order: Order) -> list[dict[str, Any]]:
-    """The code for strategies by which such records win, function by function."""
+    """Return the code for strategies with this order, function by function."""
     find = {"newest": _NEWEST_WINS, "oldest": _OLDEST_WINS, "version": _BEST_VERSION_WINS}[order]
     titles = {
         "find the winners": find,
@@ -81,7 +81,7 @@ def listing(order: Order) -> list[dict[str, Any]]:
 
 
 def line_of(record: dict[str, Any]) -> str:
-    """The line that decides about a record, by its verdict."""
+    """Return the line that decides about a record, from its verdict."""
     waits_for = record["waits_for"]
     match record["rule"]:
         case "below the log start":

@@ -1,19 +1,19 @@
 """A picture of a partition, and the frames of a compaction run.
 
-`rehearse` gives the frames up to the decision about each record, from what the engine would do now, and changes
-nothing. Then somebody compacts: this process, or a worker elsewhere. `finish` adds the frames of what was really
-committed, read from the snapshots, and the picture afterwards. `perform` does all three.
+`rehearse` returns the frames up to the decision about each record, from the run that the engine would make now, and
+changes nothing. Then this process or a worker elsewhere compacts. `finish` adds the frames of the actual commit, read
+from the snapshots, and the picture afterwards. `perform` does all three.
 
-A *picture*: `topic`, `partition`, `now_ms`, `snapshot_id`, the positions (`log_start`, `first_dirty`, `sealed_end`,
+A *picture* has `topic`, `partition`, `now_ms`, `snapshot_id`, the positions (`log_start`, `first_dirty`, `sealed_end`,
 `log_end`), `segments` in offset order (`kind`, `file`, `first_offset`, `last_offset`, `records` as explain/data.py
-gives them) and `state`, the last word on each key.
+returns them) and `state`, the last word on each key.
 
-A *run*: `topic`, `partition`, `strategy`, `code` (code.py), `due` or `not_due`, the picture `before`, `frames`, and
-once it is finished `committed` (None: nothing was) and the picture `after`. Each frame has `index`, `phase`, `line`
-(the id of a line of the code, or None) and `text`; and by its phase
+A *run* has `topic`, `partition`, `strategy`, `code` (code.py), `due` or `not_due`, the picture `before`, `frames`, and
+once it is finished `committed` (None if nothing was) and the picture `after`. Each frame has `index`, `phase`, `line`
+(the id of a line of the code, or None) and `text`, and depending on its phase
 
-    seal      `file`, `offsets`: what is only in the WAL becomes a segment
-    find      `offset`, `key`, `wins`, `overtakes`, `adds_key`, `keys_seen`; the first one has `keys_seen` alone
+    seal      `file`, `offsets`: records that are only in the WAL become a segment
+    find      `offset`, `key`, `wins`, `overtakes`, `adds_key`, `keys_seen`; the first one has only `keys_seen`
     decide    `offset`, `goes`, `rule`, `beaten_by`, `until_ms`
     rewrite   `out` (files), `new` (`file`, `records`, `offsets`, or None); or `file`, which stays as it is
     commit    `snapshot_id`, `parent_id`, `details`, `first_dirty` (`before`, `after`)
@@ -41,20 +41,20 @@ from lastword.segments.model import Segment, Snapshot
 from lastword.segments.rows import to_records
 
 MAX_RECORDS = 500
-"""Of a partition that can be watched."""
+"""The most records that a partition can have to be shown."""
 
 
 def picture(log: Log, name: str, partition: int = 0) -> Json:
-    """A partition as it is: its segments with their records, each with what the next run does to it; its state.
+    """Return the picture of a partition: its state, and its segments with their records and the next run's verdicts.
 
-    InvalidError if it has more than MAX_RECORDS records.
+    Raise InvalidError if it has more than MAX_RECORDS records.
     """
     topic = log.topic(name)
     return _picture(log, topic, _explained(log, topic, partition, []))
 
 
 def rehearse(log: Log, name: str, partition: int = 0) -> Json:
-    """The frames of the run that would be made now, up to the decisions; nothing is changed."""
+    """Return the frames of the run that would be made now, up to the decisions. Change nothing."""
     topic = log.topic(name)
     steps: list[WalkStep] = []
     explained = _explained(log, topic, partition, steps)
@@ -76,7 +76,7 @@ def rehearse(log: Log, name: str, partition: int = 0) -> Json:
 
 
 def finish(log: Log, rehearsed: Json) -> Json:
-    """A rehearsed run with the frames of what has been committed since, and the picture afterwards."""
+    """Return a rehearsed run with the frames of the commit since then, and the picture afterwards."""
     topic = log.topic(rehearsed["topic"])
     partition: int = rehearsed["partition"]
     commit = _commit_since(topic, rehearsed["before"]["snapshot_id"], partition)
@@ -100,7 +100,7 @@ def finish(log: Log, rehearsed: Json) -> Json:
 
 
 def perform(log: Log, name: str, partition: int = 0) -> Json:
-    """Seal and compact a partition, really, and give the frames of it."""
+    """Actually seal and compact a partition, and return the frames of the run."""
     rehearsed = rehearse(log, name, partition)
     report = log.compact([name], partitions=[partition], seal=True, asked_for=True)
     for failure in report.failures:
@@ -157,7 +157,7 @@ def _picture(log: Log, topic: Topic, explained: PartitionExplanation) -> Json:
 
 
 def _state(topic: Topic) -> list[Json]:
-    """What a consumer knows that has read everything: the last word on each key."""
+    """Return the last word on each key, which a consumer knows after reading everything."""
     return [
         {
             "partition": record.partition,
@@ -196,11 +196,11 @@ def _find_frames(steps: Sequence[WalkStep], records: dict[int, Json]) -> Iterato
     for step in steps:
         record = records[step.offset]
         if not step.has_key:
-            line, text = "find.no_key", f"Offset {step.offset} has no key: it competes with nobody."
+            line, text = "find.no_key", f"Offset {step.offset} has no key, so it does not compete."
         elif step.leads and step.overtakes is None and step.keys_seen == keys_seen:
             line, text = "find.clean", f"Offset {step.offset} wins its key; it is in a clean segment."
         elif step.leads:
-            line, text = "find.won", f"Offset {step.offset} wins its key, as far as has been looked."
+            line, text = "find.won", f"Offset {step.offset} wins its key, so far."
         else:
             line, text = "find.lost", f"Offset {step.offset} is beaten."
         yield {
@@ -233,7 +233,7 @@ def _decide_frames(before: Json) -> Iterator[Json]:
 
 
 def _rewrite_frames(before: Sequence[Segment], now: Sequence[Segment], after: Json) -> Iterator[Json]:
-    """Which files went and which came, by what the two snapshots name."""
+    """Yield the removed, added and kept files, from the difference of the two snapshots."""
     kept = {segment.path for segment in before} & {segment.path for segment in now}
     left = {
         segment["file"]: [record["offset"] for record in segment["records"]] for segment in after["segments"]
@@ -259,16 +259,16 @@ def _rewrite_frames(before: Sequence[Segment], now: Sequence[Segment], after: Js
             "new": None
             if new is None
             else {"file": new.path, "records": new.records, "offsets": left.get(new.path, [])},
-            "text": f"Of the segments with offsets {spans} nothing is left."
+            "text": f"Nothing is left of the segments with offsets {spans}."
             if new is None
-            else f"What stays of {spans} is written to a new segment: {new.records} records.",
+            else f"The rest of {spans} is written to a new segment: {new.records} records.",
         }
 
 
 def _grouped(
     gone: Sequence[Segment], added: Sequence[Segment]
 ) -> Iterator[tuple[list[Segment], Segment | None]]:
-    """The segments that went, with the one that has what is left of them."""
+    """Group the removed segments by the new segment that has the rest of their records."""
     rest = list(gone)
     for new in added:
         own = [each for each in rest if each.first_offset <= new.last_offset]
@@ -291,12 +291,12 @@ def _commit_frame(before: Snapshot, committed: Snapshot, partition: int) -> Json
         "parent_id": snapshot_id_text(committed.parent_id),
         "details": dict(committed.details),
         "first_dirty": {"before": was.first_dirty, "after": now.first_dirty},
-        "text": f"One commit makes all of it real: snapshot {committed.id}.",
+        "text": f"One commit applies all changes: snapshot {committed.id}.",
     }
 
 
 def _later_frames(after: Json) -> Iterator[Json]:
-    """Tombstones that are left: when they may go."""
+    """Yield the tombstones that are left, with the time when they may go."""
     for segment in after["segments"]:
         for record in segment["records"]:
             if record["rule"] == "tombstone":
@@ -310,7 +310,7 @@ def _later_frames(after: Json) -> Iterator[Json]:
 
 
 def _commit_since(topic: Topic, snapshot_id: str | None, partition: int) -> tuple[Snapshot, Snapshot] | None:
-    """The last compaction of a partition since a snapshot, and the snapshot that it was made on."""
+    """Return the last compaction of a partition since a snapshot, with its parent snapshot."""
     history = topic.history()
     by_id = {each.id: each for each in history}
     ids = [snapshot_id_text(each.id) for each in history]

@@ -1,8 +1,8 @@
-"""Alice, bob and carol: a story on a log of its own, told step by step, with a clock that can be moved.
+"""Alice, bob and carol: a story on a separate log, told step by step, with a clock that can be moved.
 
-Each step does something to the log, really, and gives a picture or the frames of a run. Between the steps, and
-after them, anything else can be done: append, compact, move the clock. The log is in a temporary folder, which goes
-with the story.
+Each step actually changes the log, and returns a picture or the frames of a run. Between the steps, and after them,
+anything else can be done: append, compact, move the clock. The log is in a temporary folder, which is removed with the
+story.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lastword.record_json import Json
 from lastword.scene.frames import perform, picture
 
 TOPIC = "lastword-story-e37b0c1e5f4a4b0f9d4f9a6c2d8e71b5"
-"""No topic of a user has this name, so what a story does is not counted as theirs. The metrics leave it out."""
+"""No user's topic has this name, so a story is not counted as theirs. The metrics leave it out."""
 SHOWN_AS = "users"
 DELETE_RETENTION_MS = 60 * 60 * 1000
 
@@ -36,7 +36,7 @@ _TOPIC_CONFIG: dict[str, object] = {
 
 
 class MovableClock:
-    """The machine's time, put forward by as much as somebody has moved it."""
+    """The machine's time, plus the sum of all moves."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -62,7 +62,7 @@ class _Step:
 
 
 class Story:
-    """A log with a topic that is shown as `users`, and the steps of the story. Close it, or use it in a `with` statement."""
+    """A log with a topic that is shown as `users`, and the steps of the story. Close it, or use a `with` statement."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = MovableClock(clock)
@@ -81,20 +81,20 @@ class Story:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------------------------------------ what is told
+    # --------------------------------------------------------------------------------------------- the steps
 
     @property
     def steps(self) -> list[dict[str, str]]:
-        """The titles and the texts of all steps."""
+        """The titles and texts of all steps."""
         return [{"title": each.title, "text": each.text} for each in _STEPS]
 
     @property
     def told(self) -> int:
-        """How many steps have been done."""
+        """The number of steps done."""
         return self._told
 
     def advance(self) -> Json:
-        """Do the next step: its number, title and text, and either `picture` or `run` (its frames)."""
+        """Do the next step. Return its number, title and text, and either `picture` or `run` (its frames)."""
         if self._told == len(_STEPS):
             raise InvalidError(f"the story is told: it has {len(_STEPS)} steps")
         step = _STEPS[self._told]
@@ -102,13 +102,13 @@ class Story:
         self._told += 1
         return {"step": self._told, "steps": len(_STEPS), "title": step.title, "text": step.text, **done}
 
-    # ---------------------------------------------------------------------------------------- what can be done
+    # --------------------------------------------------------------------------------------------- the actions
 
     def picture(self) -> Json:
         return {"picture": _shown(picture(self.log, TOPIC)), "clock_ahead_ms": self.clock.ahead_ms}
 
     def produce(self, *records: tuple[str | None, str | None]) -> Json:
-        """Append records, given as keys and values; a value of None deletes the key."""
+        """Append records, given as keys and values. A value of None deletes the key."""
         self.topic.append_many(
             NewRecord(
                 key=None if key is None else key.encode(), value=None if value is None else value.encode()
@@ -122,7 +122,7 @@ class Story:
         return self.picture()
 
     def compact(self) -> Json:
-        """Seal and compact, really: `run` has the frames of it."""
+        """Actually seal and compact. `run` has the frames."""
         run = perform(self.log, TOPIC)
         pictures = {each: _shown(run[each]) for each in ("before", "after")}
         return {"run": {**_shown(run), **pictures}, "clock_ahead_ms": self.clock.ahead_ms}
@@ -154,7 +154,7 @@ _STEPS: tuple[_Step, ...] = (
     ),
     _Step(
         "carol leaves",
-        "A record without a value, a tombstone, deletes carol. Readers must see it, so it is a record like others.",
+        "A record without a value, a tombstone, deletes carol. Readers must see it, so it is a record like any other.",
         lambda story: story.produce(("carol", None)),
     ),
     _Step(
@@ -164,12 +164,12 @@ _STEPS: tuple[_Step, ...] = (
     ),
     _Step(
         "An hour later",
-        "delete.retention.ms is over: whoever reads the log has had the time to see that carol is gone.",
+        "delete.retention.ms is over: readers have had time to see that carol is gone.",
         lambda story: story.move_clock(DELETE_RETENTION_MS),
     ),
     _Step(
         "The second pass",
-        "Now the tombstone goes too. Nothing in the log speaks of carol any more, and the state is what it was.",
+        "Now the tombstone goes too. Nothing in the log mentions carol any more, and the state is unchanged.",
         lambda story: story.compact(),
     ),
 )

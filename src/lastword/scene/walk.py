@@ -1,7 +1,7 @@
-"""Finding the winners one record at a time, on the real finder.
+"""Finds the winners one record at a time, with the real finder.
 
-The finder is shown one record after the other in the order in which it walks; what its set of keys, or its table of
-the best versions, says after each is a step.
+The finder gets one record after the other, in the order in which it walks. The state of its set of keys, or of its
+table of best versions, after each record is a step.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from lastword.segments.raw import RawSegment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkStep:
-    """A record that the finder looked at, and what it knew afterwards."""
+    """A record that the finder looked at, and the finder's state afterwards."""
 
     offset: int
     has_key: bool
     leads: bool
-    """No record that was looked at so far beats it."""
+    """No record that was looked at so far supersedes it."""
     overtakes: int | None
-    """The offset that led before it, with strategies that compare versions."""
+    """The offset that led before, for strategies that compare versions."""
     keys_seen: int
-    """How many keys are in the set now."""
+    """The number of keys in the set after this record."""
 
 
 def walk(unit: Unit) -> list[WalkStep]:
-    """The steps in which the winners of a unit are found."""
+    """Return the steps in which the winners of a unit are found."""
     finder = _StepByStep(unit)
-    # The masks are what is asked of it; the steps are noted on the way.
+    # Iterating over the masks runs the finder, which notes the steps.
     for _ in finder.masks():
         pass
     return finder.steps()
@@ -76,7 +76,7 @@ class _StepByStep(Survivors):
             rows = range(len(run))
             for row in reversed(rows) if backwards else rows:
                 yield first_row + row, run.slice(row, 1)
-                # The finder comes back for the next one: this one is in its set.
+                # The finder asks for the next record, so this one is in its set.
                 assert self._keys is not None
                 self._looked_at.append((int(offsets[first_row + row]), run[row].is_valid, len(self._keys)))
                 if self._best is not None:

@@ -1,6 +1,6 @@
-"""The broker's process. By its steps: check the sources' file, take the admin's address, open the log as its writer,
-start the broker, the sources and the admin API, say that it is ready. On SIGTERM, or when the supervisor is gone: stop
-the broker (what was taken up is answered) and the sources, then the admin API, close the log.
+"""The broker's process. Its steps: check the sources' file, bind the admin API's address, open the log for writing,
+start the broker, the sources and the admin API, report that it is ready. On SIGTERM, or when the supervisor is gone:
+stop the broker (requests in progress are answered) and the sources, then the admin API, and close the log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def serve(options: ServeOptions, leash: Leash) -> None:
     token = None if options.token_file is None else read_token(Path(options.token_file))
     admin = AdminServer(options.admin_host, options.admin_port, token=token)
     try:
-        # A folder that is empty now and was not before has lost its disk; to begin anew there would hide that.
+        # A folder that has become empty has lost its disk. Creating a new log there would hide that.
         with open_log(options.data, config=options.config, create=not options.restarted) as log:
             sources.open(log)
             try:
@@ -78,7 +78,7 @@ async def _serve(options: ServeOptions, leash: Leash, log: Log, admin: AdminServ
             sources_problem=lambda: sources.problem,
         )
     )
-    # A collection would hold up every client.
+    # A garbage collection would delay every client.
     heap.freeze()
     leash.ready(kafka=list(broker.address), admin=list(admin.address))
     await stop.wait()

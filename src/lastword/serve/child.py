@@ -1,8 +1,8 @@
 """A process of the server, seen from within.
 
-It is forked (template.py) with its options and one end of a socket pair, the leash. It says one thing on it: that it is ready, or
-why it could not start. When the other end is closed the supervisor is gone, killed or not, and so the process ends,
-in order if it can within a time.
+It is forked (template.py) with its options and one end of a socket pair, the leash. It sends one message on it: that
+it is ready, or why it could not start. When the other end is closed, the supervisor is gone, killed or not. Then the
+process ends, in order if it can do so in time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ORPHAN_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What both processes are started with."""
+    """The options of both processes."""
 
     data: str
     config: str | None
@@ -54,7 +54,7 @@ class Leash:
 
     @property
     def is_loose(self) -> bool:
-        """Whether the supervisor is gone already."""
+        """Whether the supervisor is already gone."""
         try:
             return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -69,7 +69,7 @@ class Leash:
         self._say({"failed": to_problem(error)})
 
     def watch(self, lost: Callable[[], None]) -> None:
-        """Call `lost` when the supervisor is gone; end the process if that has not done so after a while."""
+        """Call `lost` when the supervisor is gone. End the process if it has not ended after ORPHAN_S."""
 
         def wait() -> None:
             try:
@@ -89,14 +89,12 @@ class Leash:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             # The supervisor is gone; `watch` finds out.
-            logging.getLogger(__name__).debug("nobody heard %s", message)
+            logging.getLogger(__name__).debug("could not send %s", message)
 
 
 def run(name: str, serve: Callable[[ServeOptions, Leash], None], options: ServeOptions, leash: Leash) -> int:
-    """The whole life of a child, and its exit code: its errors go to the supervisor if it could not start, to the log
-    afterwards.
-    """
-    # The lock files name this.
+    """Run a child process and return its exit code. Errors go to the log and, if it can't start, to the supervisor."""
+    # Lock files show this name.
     name_command(f"lastword serve ({name})")
     set_up_logging(name, options.verbose)
     try:
@@ -119,7 +117,7 @@ class _Formatter(logging.Formatter):
 
 
 def set_up_logging(name: str, verbose: int) -> None:
-    """What Lastword does to stderr; with -v its steps, with -vv what libraries say."""
+    """Log to stderr: Lastword's messages, with -v also its debug messages, with -vv also those of libraries."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(name))
     logging.basicConfig(handlers=[handler], level=logging.INFO if verbose > 1 else logging.ERROR, force=True)

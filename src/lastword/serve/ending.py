@@ -1,7 +1,7 @@
-"""Ends a process in bounded time, also in the middle of a job that can't be asked to end.
+"""Ends a process in bounded time, even in the middle of a job that can't be asked to stop.
 
-Such a job is one that waits for Spark: to start, or to give results. Until it commits it has changed nothing, so the
-process may go at any point; its files are collected later. Spark's JVM ends when the process that started it is gone.
+Such a job waits for Spark, to start or to return results. Until it commits it has changed nothing, so the process may
+end at any point. The job's files are collected later. Spark's JVM ends when the process that started it is gone.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import TypeVar
 T = TypeVar("T")
 
 STOP_S = 10.0
-"""How long a job may take from a stop request to its end, before the process ends without it."""
+"""How long a job may take to end after a stop request, before the process ends without waiting for it."""
 _LOOK_S = 0.5
-"""How long the main thread may block before it looks whether a signal came."""
+"""How long the main thread may block before it checks for signals."""
 
 
 class StopRequest:
-    """A request to end, made by a signal handler or by a thread, that the main thread waits for.
+    """A request to stop, made by a signal handler or by a thread. The main thread waits for it.
 
-    An Event won't do, for two reasons. A handler runs in the main thread, perhaps while that is entering `wait` and holds
-    the event's lock: `set` then waits for ever. SimpleQueue.put may interrupt itself and `get`. And a signal that
-    arrives just before the main thread blocks, or in another thread, does not wake it: its handler runs when the main
-    thread runs again. So it never blocks for long.
+    An Event won't do, for two reasons. A handler runs in the main thread, perhaps while that is entering `wait` and
+    holds the event's lock: `set` then waits forever. SimpleQueue.put may interrupt itself and `get`. And a signal that
+    arrives just before the main thread blocks, or in another thread, does not wake the main thread: the handler runs
+    when the main thread runs again. So the main thread never blocks for long.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class StopRequest:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM ask while the block runs. Other threads than the main one get no signals."""
+        """Let Ctrl-C and SIGTERM request a stop while the block runs. Only the main thread gets signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -48,18 +48,18 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def ask(self, *_: object) -> None:
-        """Ask; also as a signal handler or a callback."""
+        """Request a stop. Can be used as a signal handler or a callback."""
         self._asked.put(None)
 
     def wait(self) -> None:
-        """Return when somebody has asked."""
+        """Wait for a request."""
         while True:
             with suppress(queue.Empty):
                 return self._asked.get(timeout=_LOOK_S)
 
 
 def in_thread(act: Callable[[], T], name: str) -> Future[T]:
-    """Run something in a thread that does not keep the process from ending."""
+    """Run a function in a thread that does not keep the process from ending."""
     ended: Future[T] = Future()
 
     def run() -> None:

@@ -20,7 +20,7 @@ KILLED_TRIES = 250
 
 
 class Forked:
-    """A process: its number, and how it ended, negative for the signal that killed it."""
+    """A forked process: its id and its exit code, which is negative for the signal that killed it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -43,10 +43,10 @@ class Forked:
 
 
 class Nursery:
-    """Forks processes by way of a template, which is started when it is needed and not there.
+    """Forks processes by way of a template, which is started on demand.
 
-    If the template is killed its processes can't be waited for any more: they are killed too, and so started again by
-    whoever keeps them.
+    If the template is killed, its processes can't be waited for any more. They are killed too, so that the supervisor
+    restarts them.
     """
 
     def __init__(self, module: str = "lastword.serve.template") -> None:
@@ -59,7 +59,7 @@ class Nursery:
         self._forked: dict[int, Forked] = {}
 
     async def fork(self, name: str, options: dict[str, Any], leash: socket.socket) -> Forked:
-        """A new process with this end of a leash. UnavailableError if there is none to be had."""
+        """Fork a process with this end of a leash. Raise UnavailableError if that fails."""
         async with self._one_at_a_time:
             if self._control is None:
                 self._control = await self._start()
@@ -71,26 +71,26 @@ class Nursery:
                 return await self._answer
             except asyncio.CancelledError:
                 if self._answer.done() and not self._answer.cancelled() and not self._answer.exception():
-                    # It was forked just before nobody wanted it any more.
+                    # It was forked just before the request was cancelled.
                     self._answer.result().send_signal(signal.SIGKILL)
                 raise
             except OSError as error:
                 raise UnavailableError(
-                    f"The {name}'s process could not be started, because what it is forked from ended: "
+                    f"The {name}'s process could not be started, because its template process ended: "
                     f"{show_ending(await self._template_end())}. Its log, above, may say why."
                 ) from error
             finally:
                 self._answer = None
 
     async def close(self) -> None:
-        """End the template, and whatever of its processes still runs."""
+        """End the template, and those of its processes that still run."""
         if self._template is None or self._listener is None:
             return
         await self._template_end(patience_s=0)
         await self._listener
 
     async def _template_end(self, patience_s: float = 5.0) -> int:
-        """How the template ended. One that does not is killed."""
+        """Wait for the template to end, kill it if it does not, and return its exit code."""
         assert self._template is not None
         try:
             return await asyncio.wait_for(self._template.wait(), patience_s)
@@ -109,17 +109,17 @@ class Nursery:
                 self._module,
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
-                # Else a file in the current folder, such as grp.py, takes the place of Python's own; also in Spark's.
+                # Else a file in the current folder, such as grp.py, would shadow Python's own module, also in Spark's.
                 env={**os.environ, "PYTHONSAFEPATH": "1"},
                 stdin=asyncio.subprocess.DEVNULL,
-                # Ctrl-C on the terminal is for the supervisor, which stops all in order.
+                # Ctrl-C on the terminal is for the supervisor, which stops all processes in order.
                 start_new_session=True,
             )
         self._listener = asyncio.create_task(self._listen(ours))
         return ours
 
     async def _listen(self, control: socket.socket) -> None:
-        """Take in what the template says, until it is gone."""
+        """Handle the template's messages until it is gone."""
         loop = asyncio.get_running_loop()
         heard = b""
         with control, suppress(OSError):
@@ -132,7 +132,7 @@ class Nursery:
             self._answer.set_exception(ConnectionResetError("the template is gone"))
         left, self._forked = list(self._forked.values()), {}
         for process in left:
-            logger.error("what process %d was forked from is gone; it is killed", process.pid)
+            logger.error("the template of process %d is gone; killing the process", process.pid)
             await _kill(process)
 
     def _hear(self, message: dict[str, Any]) -> None:
@@ -148,7 +148,7 @@ class Nursery:
             return
         process = Forked(message["forked"])
         if self._answer is None or self._answer.done():
-            # Whoever asked was stopped meanwhile.
+            # The caller was stopped meanwhile.
             process.send_signal(signal.SIGKILL)
             return
         self._forked[process.pid] = process
@@ -156,10 +156,10 @@ class Nursery:
 
 
 async def _kill(process: Forked) -> None:
-    """Kill a process that nobody reports on. It counts as ended when it is: it may hold a port and a lock until then."""
+    """Kill a process whose end is no longer reported, and wait for it: until then it may hold a port and a lock."""
     for _ in range(KILLED_TRIES):
         process.send_signal(signal.SIGKILL)
-        # Where this is process 1, as in a container, orphans are its own.
+        # If this is process 1, as in a container, it adopts orphans and must reap them.
         with suppress(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
         try:

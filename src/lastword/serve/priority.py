@@ -1,8 +1,8 @@
-"""How background work gives way to what clients wait for: Unix's nice, for every thread and, where it counts, the session.
+"""Gives background work a lower priority than client requests: Unix's nice, for every thread and for the session.
 
-Linux weighs the processes of different sessions against each other by their session's own nice value, not by theirs
-(autogroups, `/proc/PID/autogroup`). A process that was started in a session of its own is therefore as important as
-all the others together, however nice it is, until its session is told, too.
+Linux weighs processes of different sessions against each other by the nice value of their session, not by their own
+(autogroups, `/proc/PID/autogroup`). So a process in its own session gets as much time as all other sessions' processes
+together, however nice it is, until the session's nice value is set, too.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def give_way(nice: int) -> None:
     if nice == 0:
         return
     target = os.nice(nice)
-    # The call is for one thread only.
+    # The call affects one thread only.
     with suppress(FileNotFoundError):
         for thread in THREADS.iterdir():
-            # It may have ended.
+            # The thread may have ended.
             with suppress(ProcessLookupError, PermissionError):
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), target)
-    # Else others are in the session that did not ask for it, such as the shell.
+    # Only for our own session. Another one has processes that did not ask for it, such as the shell.
     if os.getsid(0) == os.getpid():
         try:
             AUTOGROUP.write_text(str(target))
         except OSError as error:
-            logger.debug("the session's priority can't be lowered: %s", error)
+            logger.debug("can't lower the session's priority: %s", error)

@@ -1,13 +1,13 @@
-"""The sources that run in the broker's process, if a file names any. Each has a thread; none is on the Kafka loop.
+"""The sources that run in the broker's process, if a file names any. Each has a thread. None runs on the Kafka loop.
 
-1. `check`: the file, before anything listens;
-2. `open`: the sources' locks, before the broker listens;
-3. `start`: the sources;
-4. `stop`: each ends after the chunk that it is at, before the log is closed.
+1. `check` checks the file, before anything listens;
+2. `open` takes the sources' locks, before the broker listens;
+3. `start` starts the sources;
+4. `stop` ends each source after its current chunk, before the log is closed.
 
-At the server's first start whatever is wrong in 1 or 2 ends it. A broker that is started again after a crash serves its
-clients first: where the file can't be read by then, or another process runs a source, that is said, and tried again.
-Killed at any point, each source goes on where its records in the log end.
+At the server's first start, any error in 1 or 2 ends the server. A broker that is restarted after a crash serves its
+clients first: if the file can't be read by then, or another process runs a source, that is logged and retried.
+Killed at any point, each source resumes where its records in the log end.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from lastword.serve.child import ServeOptions
 logger = logging.getLogger(__name__)
 
 STOP_S: Final = 10.0
-"""How long sources may take to end. The log is then closed under them, which is as safe as a kill."""
+"""How long sources may take to end. Then the log is closed while they run, which is as safe as a kill."""
 AGAIN_S: Final = 5.0
 
 
 class Sources:
-    """The sources of one life of the broker's process. Without a file there are none."""
+    """The sources of one run of the broker's process. Without a file there are none."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._file = None if options.connect_file is None else Path(options.connect_file)
@@ -46,12 +46,12 @@ class Sources:
         """Why the sources are not running, though they should."""
 
     def check(self) -> None:
-        """InvalidConfigError if the file is wrong."""
+        """Raise InvalidConfigError if the file is wrong."""
         if self._file is not None and not self._restarted:
             Connectors(NoTarget(self._data, SystemClock()), ConnectConfig.load(self._file))
 
     def open(self, log: Log) -> None:
-        """Take the sources' locks. LockedError names who runs one of them."""
+        """Take the sources' locks. Raise LockedError, which names the process, if another one runs a source."""
         if self._file is None:
             return
         self._log = log
@@ -72,7 +72,7 @@ class Sources:
             self._again.start()
 
     def stop(self) -> None:
-        """A second time it does nothing."""
+        """Stop the sources. A second call does nothing."""
         self._stop.set()
         if self._again is not None:
             self._again.join()
@@ -94,7 +94,7 @@ class Sources:
             self._load()
         except LastwordError as error:
             if self.problem != str(error):
-                logger.error("the sources are not running: %s; this is tried every %d s", error, AGAIN_S)
+                logger.error("the sources are not running: %s; retrying every %d s", error, AGAIN_S)
             self.problem = str(error)
             return False
         return True

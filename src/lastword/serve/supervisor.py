@@ -1,13 +1,13 @@
-"""The supervisor: starts the broker's and the worker's process (by way of template.py), and sees to it that both go on.
+"""The supervisor: starts the broker's and the worker's process (by way of template.py), and keeps both running.
 
-By its steps: write `run/starting.json`, start the broker, wait until it listens, start the worker, write `run/server.json`
-in its place, say that the server is ready. A process that ends by itself is counted, said in the log, and started again after a pause that doubles while it
-keeps ending; one that has served for longer than it was paused begins with the shortest pause again. What keeps a
-process from starting the first time, a port that is taken or a data folder that is held, ends the server with that
-error.
+Its steps: write `run/starting.json`, start the broker, wait until it listens, start the worker, write
+`run/server.json` in place of the first file, announce that the server is ready. A process that ends by itself is
+counted, logged, and restarted after a pause. The pause doubles while the process keeps ending. After a process has run
+for longer than its last pause, the pause is the shortest again. An error that keeps a process from starting the first
+time, such as a port or a data folder in use, ends the server with that error.
 
-SIGTERM and SIGINT stop both in order; a second one kills them. If the supervisor itself is killed both see it and end.
-The supervisor opens nothing of the log and is never in a record's way.
+SIGTERM and SIGINT stop both in order. A second signal kills them. If the supervisor itself is killed, both notice and
+end. The supervisor opens no part of the log and is never in the path of a record.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
 STOP_S = 30.0
-"""How long a process may take to stop before it is killed. Killed at any point, nothing that was acknowledged is lost."""
+"""How long a process may take to stop before it is killed. A kill at any point loses no acknowledged record."""
 KILLED_S = 5.0
 START_S = 30.0
-"""How often it is said that a process is still being started. There is no limit: recovery of a large WAL takes its time,
-and one that is broken off would begin again from the start.
+"""The interval of log messages about a process that is still starting. There is no time limit: recovery of a large WAL
+takes long, and an aborted recovery would start over.
 """
 
 
 @dataclass(slots=True)
 class _Child:
-    """A process as the supervisor knows it."""
+    """A child process as the supervisor knows it."""
 
     name: str
     state: ChildProcess = field(default_factory=ChildProcess)
@@ -60,7 +60,7 @@ class _Child:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What is said when the server is ready."""
+    """The announcement that the server is ready."""
 
     server: RunningServer
     pids: dict[str, int]
@@ -70,7 +70,7 @@ class Supervisor:
     """One run of `lastword serve`."""
 
     def __init__(self, options: ServeOptions, clock: Clock, *, ready: Callable[[Started], None]) -> None:
-        # A socket's path may have about 100 characters only, so it can't be in the data folder.
+        # A socket's path is limited to about 100 characters, so it can't be in the data folder.
         self._folder = tempfile.mkdtemp(prefix="lastword-")
         self._options = replace(options, channel=str(Path(self._folder) / "worker.sock"))
         self._clock = clock
@@ -86,7 +86,7 @@ class Supervisor:
         self._server: RunningServer | None = None
 
     async def run(self) -> int:
-        """Until it is stopped; the exit code. LastwordError if it could not be started."""
+        """Run until stopped, and return the exit code. Raise LastwordError if the server could not be started."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
@@ -138,7 +138,7 @@ class Supervisor:
     # ---------------------------------------------------------------------------------------- children
 
     async def _start(self, child: _Child) -> dict[str, Any] | None:
-        """Start a process and wait for its first word; None if the server is being stopped. Its error is raised."""
+        """Start a process and wait for its first message, or raise its error. None if the server is being stopped."""
         ours, theirs = socket.socketpair()
         with theirs:
             forking = self._nursery.fork(child.name, asdict(self._options), theirs)
@@ -168,7 +168,7 @@ class Supervisor:
         )
 
     async def _keep(self, child: _Child) -> None:
-        """Start a process again whenever it ends by itself."""
+        """Restart a process whenever it ends by itself."""
         pause_s = 0.0
         while True:
             assert child.process is not None
@@ -198,11 +198,11 @@ class Supervisor:
                     ran_s, ending = 0.0, f"could not start: {error or type(error).__name__}"
                     continue
                 break
-            logger.info("the %s runs again, as process %d", child.name, child.process.pid)
+            logger.info("the %s has been restarted as process %d", child.name, child.process.pid)
             self._save()
 
     async def _unless_stopped(self, waiting: Any) -> Any:
-        """What is waited for; None if a stop comes first."""
+        """Return the result of an awaitable, or None if a stop comes first."""
         waiter, stopper = asyncio.ensure_future(waiting), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait([waiter, stopper], return_when=asyncio.FIRST_COMPLETED)
@@ -226,9 +226,9 @@ class Supervisor:
         try:
             await asyncio.wait_for(process.wait(), STOP_S)
         except TimeoutError:
-            logger.warning("the %s has not stopped within %d s and is killed", child.name, STOP_S)
+            logger.warning("the %s has not stopped within %d s; killing it", child.name, STOP_S)
             process.send_signal(signal.SIGKILL)
-            # Else nobody tells of it any more, and the nursery ends what is left.
+            # On a timeout its end is no longer reported, and the nursery kills it.
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), KILLED_S)
 
@@ -236,16 +236,16 @@ class Supervisor:
         self._signals += 1
         self._last_signal = number
         if self._signals == 1:
-            logger.info("stopping: %s came; a second one ends it at once", signal.Signals(number).name)
+            logger.info("stopping on %s; a second signal kills at once", signal.Signals(number).name)
             self._stop.set()
             return
         for child in (self._worker, self._broker):
             _send(child, signal.SIGKILL)
 
-    # -------------------------------------------------------------------------------------- what is said
+    # ----------------------------------------------------------------------------------------- reporting
 
     def _take_addresses(self, addresses: dict[str, Any]) -> None:
-        """The real ports: a broker that is started again must listen where it did."""
+        """Note the actual ports: a restarted broker must listen on the same ones."""
         kafka, admin = addresses["kafka"], addresses["admin"]
         self._options = replace(self._options, kafka_port=kafka[1], admin_port=admin[1], restarted=True)
         self._server = running.this_process(
@@ -256,7 +256,7 @@ class Supervisor:
         )
 
     def _note_start(self, since_ms: int, waits_for: str) -> None:
-        """Say in the data folder what is waited for; but leave one alone in which no log can be."""
+        """Note in the data folder what the start waits for. Don't touch a folder that can't hold a log."""
         try:
             if not (self._data / FORMAT_FILE).exists() and running.strangers(self._data):
                 return
@@ -282,7 +282,7 @@ class Supervisor:
 
 
 async def _first_word(name: str, pid: int, reader: asyncio.StreamReader) -> bytes:
-    """What a process says first; nothing if it ends before."""
+    """Return the first message of a process, empty if it ends before sending one."""
     saying = asyncio.ensure_future(reader.readline())
     waited_s = 0.0
     try:
@@ -300,7 +300,7 @@ async def _first_word(name: str, pid: int, reader: asyncio.StreamReader) -> byte
 
 
 def next_pause_s(paused_s: float, ran_s: float) -> float:
-    """The pause before a process is started again: the shortest, unless it has served no longer than it was paused."""
+    """Return the pause before a restart: the shortest, unless the process ran no longer than the last pause."""
     return FIRST_PAUSE_S if ran_s > paused_s else min(max(FIRST_PAUSE_S, paused_s * 2), LONGEST_PAUSE_S)
 
 

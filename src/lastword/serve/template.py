@@ -1,13 +1,13 @@
 """The process that the broker's and the worker's are forked from: template.py CONTROL-FD.
 
 It loads the modules of both, once, and then forks a process whenever the supervisor asks for one. So a server starts
-in half the time, a process that was killed is back at once, and both share the memory that the modules take. It opens
-no file and starts no thread, so that nothing in use is taken along by a fork. (OpenBLAS and jemalloc start threads when
-they are loaded, and see to it themselves that a fork does them no harm.)
+in half the time, a killed process is back at once, and both share the memory of the modules. It opens no file and
+starts no thread, so that a fork copies nothing that is in use. (OpenBLAS and jemalloc start threads when they are
+loaded, and make sure themselves that a fork is safe.)
 
 On the control socket: `{"start": NAME, "options": {...}}` with the process's end of the leash, answered by
 `{"forked": PID}` or `{"refused": WHY}`; `{"ended": PID, "code": CODE}` when a process has ended. When the socket is
-closed the supervisor is gone, and so the template ends; the processes see the same at their leashes.
+closed, the supervisor is gone, and the template ends. The processes notice it on their leashes.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
-    # A service manager may send them to all processes at once. The supervisor knows in which order they end.
+    # A service manager may send them to all processes at once. The supervisor decides the order in which they end.
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     Template(control, _load()).run()
-    # The interpreter's own end has nothing to do here but to take its time.
+    # The interpreter's own shutdown takes time and has nothing to do here.
     os._exit(0)
 
 
 def _load() -> dict[str, Serve]:
-    """Without garbage collection, which is a sixth faster; all of it stays, and is not looked at again by the forked."""
+    """Load the modules without garbage collection, which is a sixth faster. The forked processes don't collect them."""
     gc.disable()
     from lastword import batch
     from lastword.serve import broker, worker
@@ -57,7 +57,7 @@ def _load() -> dict[str, Serve]:
 
 
 class Template:
-    """What it forks, and who of them still runs."""
+    """The template: forks processes, and reports their ends."""
 
     def __init__(self, control: socket.socket, serves: dict[str, Serve]) -> None:
         self._control = control
@@ -65,12 +65,12 @@ class Template:
         self._running: set[int] = set()
 
     def run(self) -> None:
-        """Until the supervisor is gone."""
+        """Run until the supervisor is gone."""
         ended, wake = socket.socketpair()
         with ended, wake, selectors.DefaultSelector() as selector:
             for each in (ended, wake):
                 each.setblocking(False)
-            # The handler has nothing to do; what counts is that the signal writes to the pair.
+            # The handler does nothing. Its purpose is that the signal writes to the pair.
             signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
             signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
             selector.register(ended, selectors.EVENT_READ)
@@ -93,7 +93,7 @@ class Template:
                 self._fork(request, leash, close=[ended, wake, self._control])
 
     def _receive(self) -> tuple[dict[str, Any], int | None]:
-        """A request and the leash that came with it; no leash if nobody asks any more."""
+        """Receive a request and its leash. The leash is None if the supervisor is gone."""
         received, leash = b"", None
         while not received.endswith(b"\n"):
             try:
@@ -107,11 +107,11 @@ class Template:
         return json.loads(received), leash
 
     def _fork(self, request: dict[str, Any], leash: int, *, close: list[socket.socket]) -> None:
-        # A stop that reaches the new process before it takes signals waits until then.
+        # A stop signal that arrives before the new process handles signals stays pending until then.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
             with warnings.catch_warnings():
-                # Of the threads named above.
+                # It is about the threads named above.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
@@ -126,7 +126,7 @@ class Template:
         self._say({"forked": pid})
 
     def _live(self, request: dict[str, Any], leash: int, close: list[socket.socket]) -> Never:
-        """The life of a forked process. It never comes back into the template's code."""
+        """Run the forked process. It never returns to the template's code."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -136,12 +136,12 @@ class Template:
             os.set_inheritable(leash, False)
             for each in close:
                 each.close()
-            # Ctrl-C on the terminal is for the supervisor; and a session can give way as a whole (priority.py).
+            # Ctrl-C on the terminal is for the supervisor, and a session can have its own priority (priority.py).
             os.setsid()
             name = request["start"]
             end = Leash(leash)
             with suppress(OSError):
-                # What `top` and `ps -e` show.
+                # `top` and `ps -e` show this name.
                 Path("/proc/self/comm").write_text(f"lastword-{name}")
             if not end.is_loose:
                 code = run(name, self._serves[name], ServeOptions(**request["options"]), end)
@@ -150,7 +150,7 @@ class Template:
         except BaseException:  # noqa: BLE001
             traceback.print_exc()
         finally:
-            # Everything is closed; the interpreter's own end takes seconds over libraries that have nothing left to do.
+            # Everything is closed. The interpreter's own shutdown takes seconds for libraries with nothing left to do.
             os._exit(code)
 
     def _tell_ended(self) -> None:
@@ -164,7 +164,7 @@ class Template:
         try:
             self._control.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            # The supervisor is gone; the next look at the socket finds out.
+            # The supervisor is gone. The next read from the socket finds out.
             return
 
 

@@ -1,8 +1,8 @@
-"""The worker's process: the background work, and what the admin API asks for, on one log.
+"""The worker's process: the background work, and requests from the admin API, on one log.
 
-The work runs in threads, so that signals find the main thread free. What is asked for runs in a thread of its own and
-waits for a job of the worker where both need the same lane (lanes.py). On SIGTERM, or when the supervisor is gone, all
-of it ends between two commits, in bounded time (ending.py).
+The work runs in threads, so that the main thread is free for signals. Each request runs in its own thread and waits
+for a job of the worker if both need the same lane (lanes.py). On SIGTERM, or when the supervisor is gone, all work ends
+between two commits, in bounded time (ending.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def serve(options: ServeOptions, leash: Leash) -> None:
     log = open_log(options.data, config=options.config, maintain_only=True, create=False)
     try:
         give_way(log.config.worker_nice)
-        # Before it is said that this is the worker: another one may be there.
+        # Check for another worker before this one reports that it is ready.
         RoleLock.acquire(log.path, Role.WORKER, SystemClock(), brief=True).release()
         worker = log.worker()
         jobs = JobServer(Path(options.channel), _Requests(log, worker).handle)
@@ -59,7 +59,7 @@ def serve(options: ServeOptions, leash: Leash) -> None:
     jobs.close()
 
     def end() -> None:
-        # What ended it is raised below.
+        # The worker's error is raised below.
         running.exception()
         log.close()
 
@@ -69,18 +69,18 @@ def serve(options: ServeOptions, leash: Leash) -> None:
     except TimeoutError:
         if ending.done():
             raise
-        logger.warning("a job did not end within %d s and is broken off; nothing of it was committed", STOP_S)
+        logger.warning("a job did not end within %d s and is aborted; nothing of it was committed", STOP_S)
         return
     error = running.exception()
     if isinstance(error, LastwordError):
         raise error
     if error is not None:
-        logger.error("the worker met an unexpected error", exc_info=error)
+        logger.error("unexpected error in the worker", exc_info=error)
         raise SystemExit(1)
 
 
 class _Requests:
-    """What can be asked of the worker."""
+    """The requests that the worker handles."""
 
     def __init__(self, log: Log, worker: Worker) -> None:
         self._log = log
@@ -99,7 +99,7 @@ class _Requests:
                 return working.run_worker_once(self._worker)
         operation = OPERATIONS.get(str(do))
         if operation is None:
-            raise InvalidError(f"the worker can't do {do!r}")
+            raise InvalidError(f"The worker has no operation {do!r}.")
         asked = {name: value for name, value in request.items() if name != "do"}
         if operation.role_for(asked) != "maintain":
             return operation.call(self._log, asked, progress, gone)

@@ -345,7 +345,7 @@ def test_a_copy_whose_files_lie_outside_can_not_be_made_its_own(tmp_path: Path) 
     config = outside(tmp_path, catalog=False, warehouse=True)
     lastword.open(tmp_path / "data", config=config).close()
     copy = copy_of(tmp_path / "data")
-    with pytest.raises(InvalidError, match=r"warehouse.*outside of it.*restore a backup"):
+    with pytest.raises(InvalidError, match=r"warehouse.*outside of it.*Restore a backup"):
         relocate(copy, config=config)
 
 

@@ -99,7 +99,7 @@ def test_what_keeps_the_template_from_loading_is_an_error(tmp_path: Path, option
         finally:
             await made._nursery.close()
 
-    with pytest.raises(UnavailableError, match="what it is forked from ended: exit code 1"):
+    with pytest.raises(UnavailableError, match="its template process ended: exit code 1"):
         asyncio.run(start())
 
 

@@ -1,18 +1,18 @@
-"""What belongs to a data folder beside topics: small files, each of which is copied as it is.
+"""The small files of a data folder beside its topics. Each is copied as it is.
 
-| of the folder | in a backup |
+| in the folder | in a backup |
 |---|---|
 | `lastword.yaml`, or the settings file that the log was opened with | its text |
 | `readers/`, `uptime.json`, `cluster.id`, `broker.settings.json`, `producer.ids`, `erasing/` | yes |
 | `connect/<source>/`: position, pause, groups | yes; not its lock and status |
 | `staging/<topic id>/<sink>/committed.json` | yes |
 | the staged unit of a source that is journaled and not appended | yes |
-| `wal/`, the tables | see wals.py and make.py; not `aside/` and what is known of idempotent producers |
-| `catalog.db`, `FORMAT`, the folder's identity | made anew by the restore |
-| `locks/`, `leases/`, `run/`, `creating/`, `deleting/`, `worker.json`, other staged files | no: of what is running |
+| `wal/`, the tables | see wals.py and make.py; not `aside/` and the state of idempotent producers |
+| `catalog.db`, `FORMAT`, the folder's identity | created by the restore |
+| `locks/`, `leases/`, `run/`, `creating/`, `deleting/`, `worker.json`, other staged files | no: state of running jobs |
 
-Sources are exact: while the WAL is copied and snapshots are pinned no source appends, so that its position is that of its
-records. `appending` is what it holds while it appends a unit, and the backup while it copies.
+Sources are exact: while the WAL is copied and snapshots are pinned, no source appends, so its position matches its
+records. A source holds the lock `appending` while it appends a unit, and the backup holds it while it copies.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from lastword.maintenance.backup.manifest import Manifest, SavedFile
 
 SINK_OF_SOURCE: Final = "connect-"
 SOURCE_WAIT_MS: Final = 60_000
-"""How long a source may take to append what it is at."""
+"""How long a source may take to append its current unit."""
 
 COPIED: Final = (UPTIME_FILE, CLUSTER_ID_FILE, BROKER_SETTINGS_FILE, PRODUCER_IDS_FILE)
 COPIED_FOLDERS: Final = (READERS_FOLDER, ERASING_FOLDER)
@@ -70,7 +70,7 @@ LEFT_OUT: Final = (
     *(LOCKS_FOLDER, LEASES_FOLDER, RUN_FOLDER, CREATING_FOLDER, DELETING_FOLDER, LOGS_FOLDER, WORKER_FILE),
     RESTORING_FILE,
 )
-"""Together they are everything that a data folder has."""
+"""These five cover everything in a data folder."""
 
 _OF_A_RUNNING_SOURCE: Final = ("lock", "appending", SOURCE_STATUS_FILE)
 _UNFINISHED: Final = ".tmp"
@@ -78,7 +78,7 @@ _UNFINISHED: Final = ".tmp"
 
 @contextmanager
 def appending(folder: Path, wait_ms: int | None = None) -> Iterator[None]:
-    """Keep everyone else from appending a unit of the source whose folder it is."""
+    """Keep everyone else from appending a unit of the source that has this folder."""
     disk.make_folder(folder)
     fd = os.open(folder / "appending", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -98,8 +98,8 @@ def _lock_within(fd: int, wait_ms: int, source: str) -> None:
             return
         if waited_ms >= wait_ms:
             raise UnavailableError(
-                f"The source {source!r} has been appending for {wait_ms // 1000} s, and its position can't be taken "
-                f"meanwhile. `lastword connect status` says how it is; pause it, or try again."
+                f"The source {source!r} has been appending for {wait_ms // 1000} s, and its position can't be read "
+                f"meanwhile. `lastword connect status` shows its state. Pause it, or try again."
             )
         clock.sleep_ms(20)
         waited_ms += 20
@@ -116,7 +116,7 @@ def sources_held(data_folder: Path) -> Iterator[None]:
 
 
 def collect(data_folder: Path) -> tuple[SavedFile, ...]:
-    """The small files as they are now. Sources must be held."""
+    """Read the small files as they are now. Sources must be held."""
     return tuple(found for path in _paths(data_folder) if (found := _read(data_folder, path)) is not None)
 
 
@@ -133,7 +133,7 @@ def _paths(data_folder: Path) -> Iterator[Path]:
 
 
 def _staged(data_folder: Path, journal: Path) -> Iterator[Path]:
-    """The staged files of a source's last unit, where it has not been appended yet."""
+    """Yield the staged files of a source's last unit, if it has not been appended yet."""
     saved = state_file.load_if_whole(journal, dict) or {}
     for topic_id in saved.get("topics", {}).values():
         sink = data_folder / STAGING_FOLDER / topic_id / f"{SINK_OF_SOURCE}{journal.parent.name}"
@@ -167,23 +167,23 @@ def put_back(data_folder: Path, manifest: Manifest, *, now_ms: int) -> None:
         disk.make_folder(path.parent)
         is_journal = each.path.startswith(f"{CONNECT_FOLDER}/") and path.name == JOURNAL_FILE
         disk.replace_file(path, _marked(each.content, manifest.id) if is_journal else each.content)
-        # When a reader was last there is when its file was changed.
+        # The time of a reader's last activity is the modification time of its file.
         os.utime(path, ns=(each.changed_ms * 1_000_000, each.changed_ms * 1_000_000))
     ids = next((each.content for each in manifest.files if each.path == PRODUCER_IDS_FILE), b"{}")
     disk.replace_file(data_folder / PRODUCER_IDS_FILE, _fresh_ids(ids, now_ms))
 
 
 def _marked(journal: bytes, backup_id: str) -> bytes:
-    """The position of a source that must know that the outside may have gone on without this log."""
+    """Mark the journal of a source as restored: the external system may have moved on without this log."""
     try:
         return json.dumps({**json.loads(journal), "restored": backup_id}).encode()
     except (ValueError, TypeError):
-        # It was damaged already, which the source tells.
+        # It was damaged already. The source will report that.
         return journal
 
 
 def _fresh_ids(content: bytes, now_ms: int) -> bytes:
-    """Ids of producers that neither the original, whatever it has given since, nor another restored log gives."""
+    """Choose producer ids that neither the original, even since the backup, nor another restored log assigns."""
     try:
         known = int(json.loads(content)["next"])
     except (ValueError, KeyError, TypeError):

@@ -1,19 +1,20 @@
-"""Makes a backup of a log while it is written, or while nobody has it open.
+"""Makes a backup of a log while it is being written, or while no process has it open.
 
-By its steps:
-1. sources are kept from appending; the small files of the folder are read (belongings.py);
+The steps:
+1. sources are kept from appending, and the small files of the folder are read (belongings.py);
 2. the topic of the consumer groups is copied as in 3, before all others: no committed offset is ahead of its topic;
-3. for each topic its WAL is copied from the sealed end on (wals.py), then the current snapshot of its table is pinned by a
-   lease. What the copy of the WAL lacks was sealed before that, so nothing is in neither. Sources go on;
-4. the data files of the pinned snapshots are copied, but for those that the place has. They never change, and no two have
-   the same name;
-5. the manifest is written. That makes the backup;
+3. for each topic, its WAL is copied from the sealed end on (wals.py), then the current snapshot of its table is pinned
+   by a lease. Records that the copy of the WAL lacks were sealed before that, so no record is in neither. Then sources
+   may append again;
+4. the data files of the pinned snapshots are copied, except those that the store has already. Data files never change,
+   and no two have the same name;
+5. the manifest is written. This completes the backup;
 6. backups beyond those to be kept are removed, manifests first, then files that no manifest names.
 
-Killed before 5: the backups that were there are as they were, and the next run uses the data files that were copied. Killed in
-6: files that nothing names are left, and the next run removes them. One process at a time makes backups of a folder.
+Killed before 5: the earlier backups are unchanged, and the next run uses the data files that were copied. Killed in 6:
+files that no manifest names are left, and the next run removes them. One process at a time makes backups of a folder.
 
-A topic that can't be copied is left out, and named with the reason; the others are copied.
+A topic that can't be copied is left out, and reported with the reason. The other topics are copied.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ logger = logging.getLogger(__name__)
 
 DATA_FOLDER = "data"
 THREADS = 4
-"""Data files that are copied at a time."""
+"""The number of data files copied at a time."""
 
 _ATTEMPTS = 5
 _OF_A_TOPIC = re.compile(r"[a-z]+/[0-9a-f]{32}/")
-"""How paths begin below a place's folders for data and WALs."""
+"""The beginning of all paths in a store's folders for data and WALs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupReport:
-    """What a backup holds, and what it took to make it. It is complete if there are no problems."""
+    """The content of a new backup, and the work done for it. It is complete if there are no problems."""
 
     backup: Manifest
     place: str
@@ -92,7 +93,7 @@ class Origin:
 
 @dataclass(slots=True)
 class _Pinned:
-    """A topic whose WAL has been copied: the snapshot that is held, and the copy."""
+    """A topic whose WAL has been copied: the pinned snapshot, and the copy."""
 
     table: SegmentTable
     snapshot: Snapshot
@@ -108,12 +109,12 @@ def make(
     progress: OnBytes | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> BackupReport:
-    """Make a backup of a log in a place; with `keep` only that many of the newest stay there."""
+    """Make a backup of a log in a store. With `keep`, keep only that many of the newest backups there."""
     if keep is not None and keep < 1:
-        raise InvalidError(f"{keep} backups can't be kept; at least 1, the one that is made, is.")
+        raise InvalidError(f"Can't keep {keep} backups: at least 1, the new one, is kept.")
     if isinstance(place, Folder) and place.is_inside(origin.path):
         raise InvalidError(
-            f"{place.address} is inside of the data folder {origin.path}, and would be lost with it. Name another place."
+            f"{place.address} is inside the data folder {origin.path}, and would be lost with it. Name another place."
         )
     with RoleLock.acquire(origin.path, Role.BACKUP, origin.clock):
         return _Job(origin, place, progress or (lambda _done, _total: None), stop).run(keep)
@@ -162,7 +163,7 @@ class _Job:
             problems=tuple(self._problems),
         )
         reached("backup.copied")
-        # Another log may have begun here meanwhile: it has removed what no backup named.
+        # Another log may have started backups here meanwhile. It has removed the files that no backup names.
         self._check_owner(load_all(self._place)[0])
         manifest.save(self._place, made)
         reached("backup.made")
@@ -182,21 +183,21 @@ class _Job:
 
     def _check_owner(self, earlier: Sequence[Manifest]) -> None:
         for each in earlier:
-            # One of the first version gets its identity when it is next opened for writing.
+            # A folder of the first version has no identity until it is next opened for writing.
             if self._origin.folder_id and each.folder_id not in ("", self._origin.folder_id):
                 raise InvalidError(
                     f"{self._place.address} has backups of another log, {each.folder} on {each.host} "
-                    f"(backup {each.id}). Each log has a place of its own: name another one."
+                    f"(backup {each.id}). Each log needs its own place for backups. Name another one."
                 )
 
     def _check_strangers(self) -> None:
-        """Files that no backup names are removed in the end; what never was of one must not be among them."""
+        """Refuse a store with other files: files that no backup names are removed at the end."""
         for folder in (DATA_FOLDER, wals.FOLDER):
             for path in sorted(self._place.sizes(folder)):
                 if not _OF_A_TOPIC.match(path):
                     raise InvalidError(
-                        f"{self._place.address} is in use by something else: {path} is there, which is of no backup. "
-                        f"Name an empty or a new folder."
+                        f"{self._place.address} is in use by something else: {path} is there, which is not part of a "
+                        f"backup. Name an empty or a new folder."
                     )
 
     # ------------------------------------------------------------------------------------------- the cut
@@ -208,7 +209,7 @@ class _Job:
         )
         names = self._origin.names()
         pinned: list[_Pinned] = []
-        # Those of our own first: the offsets of groups must not be ahead of what they speak of.
+        # Internal topics first: the offsets of groups must not be ahead of the topics that they refer to.
         for name in sorted(names, key=lambda each: (not is_internal(each), each)):
             self._check_wanted()
             try:
@@ -230,7 +231,7 @@ class _Job:
                 pins.enter_context(lease)
                 reached("backup.pinned")
                 return _Pinned(table=table, snapshot=snapshot, wals=saved, lease=lease)
-            # The active file was replaced under the copy: a partition that was reopened.
+            # The active file was replaced during the copy, because the partition was reopened.
             lease.release()
         partition, offset = missing[0]
         folder = wal_folder(self._origin.path, snapshot.topic.name, snapshot.topic.id) / str(partition)
@@ -259,7 +260,7 @@ class _Job:
         )
 
     def _pin(self, table: SegmentTable) -> tuple[Snapshot, HeldLease]:
-        """Hold the current snapshot: expiry and collection keep its files from now on."""
+        """Pin the current snapshot. Expiry and collection keep its files from now on."""
         while True:
             snapshot = table.snapshot()
             lease = self._origin.leases.hold(
@@ -304,7 +305,7 @@ class _Job:
                 pieces = self._copy_segments(pinned, segments, known, there)
                 break
             except SegmentGoneError:
-                # An erasure takes every older snapshot, whoever holds it: the new one has the rest, and is copied.
+                # An erasure removes every older snapshot, even a leased one. The new snapshot has the rest.
                 if attempt == _ATTEMPTS:
                     raise
                 pinned.snapshot, pinned.lease = self._pin(pinned.table)
@@ -343,7 +344,7 @@ class _Job:
     ) -> Piece:
         if there_bytes == segment.size_bytes:
             piece = known if known is not None and known.size_bytes == segment.size_bytes else None
-            # A run that was killed has left it: its name and size say what it is, and the original what it must hold.
+            # A killed run has left it. Its name and size identify it, and its checksum is that of the original.
             piece = piece or Piece(path=path, size_bytes=there_bytes, sha256=_checksum(table, segment))
             with self._lock:
                 self._reused_files += 1
@@ -369,7 +370,7 @@ class _Job:
     def _check_wanted(self) -> None:
         if self._stop():
             raise _UnwantedError(
-                "The backup was taken back. What has been copied is used by the next one; earlier backups are as they were."
+                "The backup was cancelled. The next backup uses the files copied so far. Earlier backups are unchanged."
             )
 
     def _leave_out(self, name: str, error: LastwordError) -> None:
@@ -383,12 +384,12 @@ class _Job:
     def _tidy_up(
         self, backups: Sequence[Manifest], unreadable: Sequence[str], keep: int | None
     ) -> tuple[list[str], int]:
-        """Remove backups beyond `keep`, and files that no backup names; how many files."""
-        # Nobody knows what a damaged manifest names, so nothing of what is beside it goes.
+        """Remove backups beyond `keep`, and files that no backup names. Return the backups and the number of files."""
+        # The files that a damaged manifest names are unknown, so nothing is removed.
         if unreadable:
             return [], 0
         in_order = sorted(backups, key=lambda each: each.id)
-        # A backup that lacks a topic takes the place of none that may have it.
+        # A backup that lacks a topic does not replace one that may have it.
         kept = in_order if keep is None or self._problems else in_order[-keep:]
         gone = [each.id for each in in_order if each not in kept]
         for backup_id in gone:
@@ -407,11 +408,11 @@ class _Job:
 
 
 class _UnwantedError(UnavailableError):
-    """Whoever asked for the backup has gone away."""
+    """The client that requested the backup is gone."""
 
 
 def load_all(place: BackupStore) -> tuple[list[Manifest], list[str]]:
-    """The backups of a place, oldest first, and what is wrong with those that can't be read."""
+    """Return the backups in a store, oldest first, and the problems of those that can't be read."""
     found: list[Manifest] = []
     problems: list[str] = []
     for backup_id in manifest.ids(place):
@@ -423,7 +424,7 @@ def load_all(place: BackupStore) -> tuple[list[Manifest], list[str]]:
 
 
 def _sealed_bytes(pinned: _Pinned) -> int:
-    """About what there is to copy, for the progress: whoever copies finds out what can't be."""
+    """Estimate the bytes to copy, for the progress. Errors are ignored here, because the copy will raise them."""
     try:
         return sum(segment.size_bytes for segment in pinned.table.plan(pinned.snapshot))
     except LastwordError:
@@ -431,7 +432,7 @@ def _sealed_bytes(pinned: _Pinned) -> int:
 
 
 def _missing(saved: Sequence[SavedWal], snapshot: Snapshot) -> list[tuple[int, int]]:
-    """Partitions and offsets that are neither in the copy of the WAL nor in the snapshot."""
+    """Return the partitions and offsets that are neither in the copy of the WAL nor in the snapshot."""
     found = []
     for wal in saved:
         at = snapshot.positions[wal.partition]
@@ -453,7 +454,7 @@ def _checksum(table: SegmentTable, segment: Segment) -> str:
 
 
 def _in_order(segments: Sequence[Segment], copy: Callable[[Segment], Piece]) -> Iterator[Piece]:
-    """A piece for each segment, several copied at a time. After a failure none is begun any more."""
+    """Yield a piece for each segment. Several are copied at a time. After a failure no further copy is started."""
     with ThreadPoolExecutor(THREADS, "lastword-backup") as pool:
         waiting: list[Future[Piece]] = [pool.submit(copy, each) for each in segments]
         try:

@@ -1,6 +1,6 @@
 """The manifest of a backup: the file that names everything in it, written last.
 
-`backups/<id>.json` in its place. The id begins with the time, so that names sort by age.
+It is `backups/<id>.json` in its store. The id begins with the time, so that names sort by age.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDER = "backups"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedWal:
-    """A partition's WAL: the files that are not sealed, each a piece of the same position, and where they end."""
+    """A partition's WAL: the files that are not sealed, the piece of each at the same index, and their end offset."""
 
     partition: int
     files: tuple[WalFile, ...] = ()
@@ -41,7 +41,7 @@ class SavedWal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTopic:
-    """A topic as of one snapshot of its table, and the WAL behind it. A segment's path is that of its piece."""
+    """A topic as of one snapshot of its table, and the WAL after it. A segment's path is that of its piece."""
 
     info: TopicInfo
     snapshot_id: int | None
@@ -86,7 +86,7 @@ class Manifest:
     topics: tuple[SavedTopic, ...] = ()
     files: tuple[SavedFile, ...] = ()
     problems: tuple[str, ...] = ()
-    """What is missing from it, and why."""
+    """The topics that are missing from it, and why."""
 
     def pieces(self) -> Iterable[Piece]:
         for topic in self.topics:
@@ -98,7 +98,7 @@ class Manifest:
 
 
 def new_id(now_ms: int, earlier: Iterable[str]) -> str:
-    """An id that sorts behind those of the place, also where the clock was put back."""
+    """Return an id that sorts after those in the store, even if the clock was set back."""
     stamp = _stamp(now_ms)
     newest = max((each.partition("-")[0] for each in earlier), default="")
     while stamp <= newest:
@@ -124,7 +124,7 @@ def path_of(backup_id: str) -> str:
 
 
 def ids(place: BackupStore) -> list[str]:
-    """The backups of a place, oldest first."""
+    """Return the ids of the backups in a store, oldest first."""
     found = place.sizes(FOLDER)
     return sorted(
         path.removeprefix(f"{FOLDER}/").removesuffix(".json") for path in found if path.endswith(".json")
@@ -138,7 +138,7 @@ def save(place: BackupStore, manifest: Manifest) -> None:
 
 
 def load(place: BackupStore, backup_id: str) -> Manifest:
-    """CorruptError if it is damaged, InvalidError if there is none or this version can't read it."""
+    """Load a manifest. Raise CorruptError if it is damaged, InvalidError if it is missing or has an unknown format."""
     path = path_of(backup_id)
     where = f"{place.address}/{path}"
     try:
@@ -147,7 +147,7 @@ def load(place: BackupStore, backup_id: str) -> Manifest:
     except FileNotFoundError:
         known = ", ".join(ids(place)) or "none"
         raise InvalidError(
-            f"There is no backup {backup_id!r} in {place.address}; there are: {known}."
+            f"There is no backup {backup_id!r} in {place.address}. Backups there: {known}."
         ) from None
     except FAILURES as error:
         raise StorageError(f"Can't read {where}: {error}") from error
@@ -164,7 +164,7 @@ def load(place: BackupStore, backup_id: str) -> Manifest:
         return _from_json(body)
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptError(
-            f"{where} is damaged: {error}. Another backup of the place may be whole: `lastword backup list` shows them.",
+            f"{where} is damaged: {error}. Another backup there may be intact: `lastword backup list` shows them.",
             path=where,
         ) from error
 

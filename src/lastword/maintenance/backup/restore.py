@@ -1,16 +1,16 @@
-"""Makes a log of a backup: another folder, maybe on another host, that shares nothing with the original.
+"""Restores a log from a backup, to another folder, maybe on another host, that shares nothing with the original.
 
-By its steps:
-1. the manifest is read, and every piece that it names must be there with its size; the target must be empty;
-2. a marker, `RESTORING`, says which backup the folder is made of. Without `FORMAT` nobody takes the folder for a log;
+The steps:
+1. the manifest is read. Every piece that it names must be there with its size, and the target must be empty;
+2. a marker, `RESTORING`, names the backup. Without `FORMAT` the folder does not count as a log;
 3. the data files are copied to the new warehouse, each with its checksum verified;
-4. the WAL of each partition is laid out, under a leader epoch above any that was;
+4. the WAL of each partition is created, under a leader epoch above all earlier ones;
 5. the tables are created in the new catalog, each by one commit, with the positions and segments of the backup;
-6. the small files and the settings are written, the producers' ids begin a fresh block;
-7. `FORMAT` is written: the folder is a log. The marker goes.
+6. the small files and the settings are written, and producer ids start at a fresh block;
+7. `FORMAT` is written, which makes the folder a log, and the marker is removed.
 
-Killed or failed before 7: the folder can't be opened, and the same restore goes on with it, or it is removed. What is there
-already is used where its checksum is right.
+Killed or failed before 7: the folder can't be opened. The same restore resumes in it, or the user removes it. Files
+that are already there are used if their checksum is right.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ THREADS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
-    """What a restored folder was made of."""
+    """The result of a restore."""
 
     backup: Manifest
     place: str
@@ -75,17 +75,17 @@ class RestoreReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """What the marker says. `users_settings`: the target had a settings file of the user's, which counts."""
+    """The content of the marker. `users_settings`: the user put a settings file into the target, which takes effect."""
 
     backup: str
     users_settings: bool
     warehouse: str | None = None
-    """Where nothing of another log was when it began to write: what is there now is its own."""
+    """The warehouse, once it was found free of other logs' files: from then on, its files are the restore's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The log that is made. `settings` is the text of its settings file, unless the user has one."""
+    """The log to create. `settings` is the text of its settings file, unless the user has one."""
 
     path: Path
     catalog: SegmentCatalog
@@ -96,7 +96,7 @@ class Target:
 
 
 def choose(place: BackupStore, backup_id: str | None) -> Manifest:
-    """A backup of a place, by default the newest."""
+    """Load a backup from a store, by default the newest."""
     if backup_id is None:
         known = manifest.ids(place)
         if not known:
@@ -106,7 +106,7 @@ def choose(place: BackupStore, backup_id: str | None) -> Manifest:
 
 
 def begin(place: BackupStore, found: Manifest, folder: Path, *, clock: Clock) -> tuple[RoleLock, Begun]:
-    """Check everything that can be checked, and make the folder the target of this restore. Its writer's role is held."""
+    """Check all that can be checked, and mark the folder as the target. Return its writer role and the marker."""
     if found.data_format != FORMAT:
         raise InvalidError(
             f"The backup {found.id} has the data format {found.data_format!r}; this version of Lastword reads "
@@ -142,9 +142,9 @@ def finish(folder: Path) -> None:
 
 
 def unfinished(folder: Path) -> Begun | None:
-    """The unfinished restore that a folder has."""
+    """Return the marker of a folder's unfinished restore, if there is one."""
     return state_file.load(
-        folder / RESTORING_FILE, lambda saved: Begun(**saved), "Remove the folder, and restore anew."
+        folder / RESTORING_FILE, lambda saved: Begun(**saved), "Remove the folder and restore again."
     )
 
 
@@ -158,8 +158,8 @@ def _check_target(folder: Path, found: Manifest) -> None:
         return
     if begun is not None:
         raise InvalidError(
-            f"{folder} has an unfinished restore of the backup {begun.backup}. Go on with it (`--backup {begun.backup}`), or remove "
-            f"the folder, and what it has put into the warehouse, first."
+            f"{folder} has an unfinished restore of the backup {begun.backup}. Resume it "
+            f"(`--backup {begun.backup}`), or first remove the folder and the files that it has put into the warehouse."
         )
     there = sorted(each.name for each in folder.iterdir() if each.name not in _MAY_BE_THERE)
     if there:
@@ -179,13 +179,13 @@ def _check_pieces(place: BackupStore, found: Manifest) -> None:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise CorruptError(
             f"The backup {found.id} in {place.address} is damaged: {wrong[0]}{more}. Nothing was restored. "
-            f"Another backup of the place may be whole: `lastword backup list` shows them.",
+            f"Another backup there may be intact: `lastword backup list` shows them.",
             path=f"{place.address}/{wrong[0].partition(' ')[0]}",
         )
 
 
 class Restore:
-    """One restore, from when the target is marked until it may be made a log."""
+    """One restore, after the target is marked and until it can be made a log."""
 
     def __init__(self, place: BackupStore, found: Manifest, target: Target, progress: OnBytes | None) -> None:
         self._place = place
@@ -198,9 +198,9 @@ class Restore:
         self._lock = Lock()
 
     def run(self, begun: Begun) -> RestoreReport:
-        """Put everything into its place, or go on where an earlier attempt stopped that had begun to."""
+        """Restore everything, or resume an earlier attempt that had begun to write."""
         started_s = monotonic_s()
-        # One that was refused has written nothing: what is there is still another's.
+        # An attempt that was refused has written nothing, so existing files belong to another log.
         self._check_free(resumed=begun.warehouse == self._target.warehouse)
         _mark(self._target.path, replace(begun, warehouse=self._target.warehouse))
         for topic in self._found.topics:
@@ -208,7 +208,7 @@ class Restore:
         belongings.put_back(self._target.path, self._found, now_ms=self._target.clock.now_ms())
         if self._target.settings is not None:
             path = self._target.path / CONFIG_FILE
-            # There may be secrets in it: only whoever runs the restored log may read it.
+            # It may contain secrets, so only the user who runs the restored log may read it.
             disk.replace_file(path, self._target.settings.encode(), mode=0o600)
         reached("restore.belongings.written")
         pieces = list(self._found.pieces())
@@ -223,7 +223,7 @@ class Restore:
         )
 
     def _check_free(self, *, resumed: bool) -> None:
-        """Nothing of another log may be where the topics shall be."""
+        """Raise if another log has topics or files where the restored topics go."""
         for topic in self._found.topics:
             name = topic.info.name
             try:
@@ -232,15 +232,15 @@ class Restore:
                 there = None
             if there is not None and not (resumed and _is_ours(there.details, self._found)):
                 raise TopicExistsError(
-                    f"The catalog of the restored log has a topic {name!r} already. Name another catalog, or leave it to the "
-                    f"folder's own: without `catalog:` in the settings."
+                    f"The catalog of the restored log already has a topic {name!r}. Name another catalog, or remove "
+                    f"`catalog:` from the settings to use the folder's own."
                 )
             location = self._target.catalog.location(name, topic.info.id)
             with mapped(f"Looking at {location}"):
                 is_taken = not resumed and next(FileTree(self._file_io, location).files(), None) is not None
             if is_taken:
                 raise InvalidError(
-                    f"There are files at {location} already, of another log that has the topic {name!r}. "
+                    f"There are already files at {location}, of another log that has the topic {name!r}. "
                     f"Name another warehouse."
                 )
 
@@ -260,7 +260,7 @@ class Restore:
                 pool.shutdown(cancel_futures=True)
         self._lay_out_wals(topic)
         with suppress(UnknownTopicError):
-            # Created by an attempt before this one: everything in it was restored.
+            # An earlier attempt created it, with everything in it.
             self._target.catalog.load(info.name)
             return
         self._target.catalog.create(
@@ -301,7 +301,7 @@ class Restore:
                 stream.close()
         except BaseException:
             if stream is not None:
-                # A part of it must not pass for the file.
+                # A partial file must not be mistaken for the whole.
                 with suppress(Exception):
                     stream.close()
                 with suppress(Exception):
@@ -310,7 +310,7 @@ class Restore:
         reached("restore.file.copied")
 
     def _holds(self, location: str, piece: Piece) -> bool:
-        """Whether an earlier attempt has put a piece there, whole."""
+        """Return whether an earlier attempt has written the whole piece there."""
         file = self._file_io.new_input(location)
         with mapped("Reading a segment file", location):
             if not file.exists() or len(file) != piece.size_bytes:
@@ -334,7 +334,7 @@ class Restore:
         reached("restore.file.copied")
 
     def _verified(self, piece: Piece) -> Iterator[bytes]:
-        """The bytes of a piece. CorruptError at its end if they are not what they must be."""
+        """Yield the bytes of a piece. Raise CorruptError at the end if the checksum is wrong."""
         where = f"{self._place.address}/{piece.path}"
         checksum = hashlib.sha256()
         try:
@@ -352,8 +352,8 @@ class Restore:
 
     def _damaged(self, where: str, what: str) -> CorruptError:
         return CorruptError(
-            f"{where} {what}. The restore of {self._target.path} is not done, and can't be opened. Remove it and restore another "
-            f"backup (`lastword backup list` shows them), or repair the file and run the same command again.",
+            f"{where} {what}. The restore to {self._target.path} is not finished, so the folder can't be opened. Remove it "
+            f"and restore another backup (`lastword backup list` shows them), or repair the file and run the command again.",
             path=where,
         )
 

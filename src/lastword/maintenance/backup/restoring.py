@@ -1,4 +1,4 @@
-"""`lastword.restore` and `lastword.backups`: logs made of backups, and the backups that there are."""
+"""`lastword.restore` and `lastword.backups`: restore a log from a backup, and list backups."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def restore(
     clock: Clock | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RestoreReport:
-    """Make a log in a new folder of a backup, by default the newest at `source`.
+    """Restore a log to a new folder from a backup, by default the newest at `source`.
 
-    The catalog and the warehouse are the folder's own, inside it; `warehouse` names another place for the segments. With
-    `config`, or a settings file that is in the folder, these settings count instead of those of the backup, and say where
-    catalog and warehouse are. `properties` say how to reach the object store of `source`.
+    The catalog and the warehouse are the folder's own, inside it. `warehouse` names another place for the segments.
+    `config`, or a settings file in the folder, replaces the settings of the backup and says where the catalog and the
+    warehouse are. `properties` say how to reach the object store of `source`.
     """
     folder = Path(path).absolute()
     clock = clock or SystemClock()
@@ -52,7 +52,7 @@ def restore(
             if warehouse is not None:
                 where = CONFIG_FILE if config is None else "the given settings"
                 raise InvalidError(
-                    f"Where the segments go is said by {where}; put `warehouse: {warehouse}` there."
+                    f"The location of the segments is set by {where}. Put `warehouse: {warehouse}` there."
                 )
             chosen = load_config(folder, config)
         else:
@@ -77,5 +77,5 @@ def restore(
 def backups(
     source: str | Path, *, properties: Mapping[str, str] | None = None
 ) -> tuple[list[Manifest], list[str]]:
-    """The backups at a place, oldest first, and what is wrong with those that can't be read."""
+    """Return the backups at a place, oldest first, and the problems of those that can't be read."""
     return load_all(open_store(source, properties or {}))

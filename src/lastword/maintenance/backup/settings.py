@@ -1,4 +1,4 @@
-"""The settings of a restored folder: those of the backup, without the place of the original's tables."""
+"""The settings of a restored folder: those of the backup, without the location of the original's tables."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WAREHOUSE = "warehouse"
 
 
 def restored(text: str | None, warehouse: str | None) -> str | None:
-    """The text of a settings file for a restored folder; None if it needs none.
+    """Return the text of a settings file for a restored folder, or None if it needs none.
 
-    The catalog and the warehouse of the original are the original's: without them the restored folder has its own inside.
-    How to reach an object store stays.
+    The catalog and the warehouse of the original stay with the original. Without these settings the restored folder has
+    its own inside. The settings for access to an object store are kept.
     """
     kept = text if text is None else _without_places(text)
     if warehouse is None:
@@ -31,7 +31,7 @@ def _without_places(text: str) -> str:
     before = _count(root)
     root.value = [(key, value) for key, value in root.value if _stays(key, value)]
     if _count(root) == before:
-        # As the user wrote it, with all comments.
+        # Keep the text as the user wrote it, with all comments.
         return text if text.endswith("\n") else f"{text}\n"
     return yaml.serialize(root, Dumper=yaml.SafeDumper) if root.value else ""
 

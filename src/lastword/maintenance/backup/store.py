@@ -1,4 +1,4 @@
-"""Where backups are kept: a folder, or an address of an object store. A file in it is whole, or not there."""
+"""Stores of backups: a folder, or an address in an object store. A file in a store is either whole or absent."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lastword.segments.foreign import FAILURES
 
 CHUNK_BYTES = 4 << 20
 _PART = ".part"
-"""Ends the names of local files that are being written."""
+"""The suffix of local files that are being written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A file of a place, by its path in it, and what it must hold."""
+    """A file in a store: its path there, and the size and checksum of its content."""
 
     path: str
     size_bytes: int
@@ -31,28 +31,28 @@ class Piece:
 
 
 class BackupStore(Protocol):
-    """What backups ask of a place. Paths are relative to it, with slashes."""
+    """The operations that backups need. Paths are relative to the store, with slashes."""
 
     @property
     def address(self) -> str: ...
 
     def sizes(self, under: str = "") -> dict[str, int]:
-        """Every file below a folder of the place, and its size."""
+        """Return every file below a folder of the store, with its size."""
         ...
 
     def open(self, path: str) -> BinaryIO:
-        """FileNotFoundError if it is not there."""
+        """Open a file. Raise FileNotFoundError if it does not exist."""
         ...
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file, synced. Where the chunks fail, nothing of it is left."""
+        """Write a file and sync it. If the chunks raise, nothing of it is left."""
         ...
 
     def remove(self, path: str) -> None: ...
 
 
 def open_store(address: str | Path, properties: Mapping[str, str]) -> BackupStore:
-    """The place at an address; `properties` say how to reach an object store, as those of a catalog do."""
+    """Open the store at an address. `properties` say how to reach an object store, as those of a catalog do."""
     text = str(address)
     if "://" not in text:
         return Folder(Path(text).absolute())
@@ -61,7 +61,7 @@ def open_store(address: str | Path, properties: Mapping[str, str]) -> BackupStor
         return Folder(Path("/" + rest.lstrip("/")))
     if "#" in text or "?" in text or not rest.strip("/"):
         raise InvalidError(
-            f"{text!r} is not a place for backups: a folder, or an address such as s3://bucket/path, "
+            f"{text!r} is not a place for backups. Allowed: a folder, or an address such as s3://bucket/path, "
             f"without '#' and '?'."
         )
     return ObjectStore(text.rstrip("/"), properties)
@@ -75,7 +75,7 @@ def chunks_of(file: Any) -> Iterator[bytes]:
 def put(
     place: BackupStore, path: str, chunks: Iterable[bytes], *, passed: Callable[[int], None] = lambda _: None
 ) -> Piece:
-    """Write a file, and say what it holds. `passed` is told the size of each chunk."""
+    """Write a file and return its size and checksum. `passed` is called with the size of each chunk."""
     checksum = hashlib.sha256()
     size_bytes = 0
 
@@ -92,7 +92,7 @@ def put(
 
 
 class Folder:
-    """A folder of a local file system."""
+    """A folder in a local file system."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -123,7 +123,7 @@ class Folder:
         part = target.with_name(target.name + _PART)
         try:
             disk.make_folder(target.parent)
-            # For nobody else to read: there are records in it, and the settings with their secrets.
+            # Only the owner may read it: it has records, or the settings with their secrets.
             fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _failed("write", str(target), error) from error
@@ -149,7 +149,7 @@ class Folder:
         try:
             target.unlink(missing_ok=True)
             for folder in target.relative_to(self._root).parents:
-                # Without the last one, which is the place itself.
+                # Except the last one, which is the store itself.
                 if folder != Path():
                     (self._root / folder).rmdir()
         except OSError as error:
@@ -158,7 +158,7 @@ class Folder:
 
 
 class ObjectStore:
-    """A prefix of an object store, reached as the files of tables are."""
+    """A prefix in an object store, accessed in the same way as the files of tables."""
 
     def __init__(self, address: str, properties: Mapping[str, str]) -> None:
         self._address = address
@@ -194,7 +194,7 @@ class ObjectStore:
                 stream.write(chunk)
             stream.close()
         except BaseException as error:
-            # Closing completes the upload of what there is: it must not pass for the file.
+            # Closing completes the upload of a partial file, which must not be mistaken for the whole.
             with suppress(Exception):
                 stream.close()
             with suppress(Exception):

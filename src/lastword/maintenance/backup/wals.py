@@ -1,14 +1,15 @@
-"""Copies the write-ahead log of a partition while it is written, and lays one out from a copy.
+"""Copies the write-ahead log of a partition while it is being written, and restores it from a copy.
 
-A copy, by its steps:
-1. `writer.json` says which files there are, `wal.state` how far the active one may be read: what was acknowledged is
-   before that;
-2. the files that hold offsets from the sealed end on are copied, the active one up to there;
+The steps of a copy:
+1. `writer.json` says which files there are, `wal.state` how far the active one may be read. All acknowledged records
+   are before that;
+2. the files that hold offsets from the sealed end on are copied, the active one up to that position;
 3. `writer.json` is read again. If a file has been replaced meanwhile (a partition that was reopened after a failure, a
-   repair), the copy is made anew.
+   repair), the copy starts over.
 
-A file that vanishes under the copy was deleted because it is sealed: the snapshot of the table that is pinned after the copy
-has its records, so it, and what was copied before it, is left out. Whoever pins checks that (`first_missing`).
+A file that vanishes during the copy was deleted because it is sealed. The snapshot of the table that is pinned after
+the copy has its records, so that file, and those copied before it, are left out. The caller that pins the snapshot
+checks that (`first_missing`).
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from lastword.wal.writer import create_file
 
 FOLDER = "wal"
 EPOCHS_APART = 1_000
-"""A restored partition's leader epoch is so much higher: the original may have raised its own since the backup."""
+"""The increase of a restored partition's leader epoch. The original may have raised its own since the backup."""
 
 _ATTEMPTS = 10
 
 Known = Mapping[tuple[UUID, int, WalFile], Piece]
-"""Rolled files that an earlier backup of the place has."""
+"""Rolled files that earlier backups in the store have."""
 
 
 class _ReplacedError(Exception):
-    """A file is another one now, or has been deleted."""
+    """A file has been replaced or deleted."""
 
 
 def save(
     place: BackupStore, folder: Path, *, topic_id: UUID, partition: int, sealed_end: int, known: Known
 ) -> SavedWal:
-    """Copy what a partition's WAL has from the sealed end on."""
+    """Copy the records of a partition's WAL from the sealed end on."""
     for _ in range(_ATTEMPTS):
         try:
             return _save(
@@ -60,7 +61,7 @@ def save(
         except _ReplacedError:
             continue
     raise UnavailableError(
-        f"The WAL in {folder} is replaced faster than it can be copied. Try again when the partition is well."
+        f"The WAL in {folder} is replaced faster than it can be copied. Try again when the partition is healthy."
     )
 
 
@@ -104,14 +105,14 @@ def _save(
 
 
 def _look(folder: Path) -> tuple[WriterCheckpoint, int, int] | None:
-    """The files, and the end of the last of them: its offset and its byte. None if there is no WAL yet."""
+    """Return the files, and the end offset and byte of the last of them. None if there is no WAL yet."""
     for _ in range(_ATTEMPTS):
         checkpoint, known = checkpoints.load_writer(folder), states.load(folder)
         if checkpoint is None:
             if list(folder.glob("wal.*.log")):
                 raise CorruptError(
-                    f"{folder / WRITER_FILE} is missing or damaged, and WAL files are beside it. "
-                    f"Opening the log as its writer makes it anew.",
+                    f"{folder / WRITER_FILE} is missing or damaged, but WAL files are beside it. "
+                    f"Opening the log for writing recreates it.",
                     path=str(folder / WRITER_FILE),
                 )
             return None
@@ -119,16 +120,16 @@ def _look(folder: Path) -> tuple[WriterCheckpoint, int, int] | None:
         if known is not None and known.seq == active.seq:
             return checkpoint, known.visible_offset, known.visible_position
         if known is not None and known.seq < active.seq:
-            # It has just been opened: nothing in it has been acknowledged.
+            # The active file has just been opened. Nothing in it has been acknowledged.
             return checkpoint, active.first_batch_offset, 0
         if known is None:
             return checkpoint, *_whole_batches(folder / active.name, active)
-        # Rolled between the two looks.
-    raise UnavailableError(f"The WAL in {folder} is rolled faster than it can be looked at. Try again.")
+        # The WAL was rolled between the two reads.
+    raise UnavailableError(f"The WAL in {folder} is rolled faster than it can be read. Try again.")
 
 
 def _whole_batches(path: Path, file: WalFile) -> tuple[int, int]:
-    """Where the whole batches of a file end: its offset and its byte."""
+    """Return the offset and the byte at which the whole batches of a file end."""
     end_offset, end_position = file.first_batch_offset, 0
     try:
         for placed in walk(path, end_position=path.stat().st_size, expected_offset=end_offset):
@@ -137,15 +138,15 @@ def _whole_batches(path: Path, file: WalFile) -> tuple[int, int]:
                 placed.position + placed.header.size_bytes,
             )
     except (CorruptError, FileNotFoundError):
-        # The torn end of a process that was killed.
+        # The torn end that a killed process left.
         return end_offset, end_position
     return end_offset, end_position
 
 
 def _chunks(path: Path, file: WalFile, size_bytes: int, is_damaged: bool) -> Iterator[bytes]:
-    """The file's first bytes. FileNotFoundError before the first of them if it is gone.
+    """Yield the file's first `size_bytes`. Raise FileNotFoundError before the first chunk if it is gone.
 
-    One that is known to be damaged is copied as far as it goes: its copy is damaged in the same way.
+    A file that is known to be damaged is copied as far as it goes. Its copy is damaged in the same way.
     """
     try:
         with path.open("rb", buffering=0) as source:
@@ -156,7 +157,7 @@ def _chunks(path: Path, file: WalFile, size_bytes: int, is_damaged: bool) -> Ite
                     return
                 if not chunk:
                     raise CorruptError(
-                        f"{path} ends {left} bytes before its records do. `lastword wal repair` shows what can be kept.",
+                        f"{path} is {left} bytes too short. `lastword wal repair` shows what can be kept.",
                         path=str(path),
                         offset=file.first_offset,
                     )
@@ -169,7 +170,7 @@ def _chunks(path: Path, file: WalFile, size_bytes: int, is_damaged: bool) -> Ite
 
 
 def _check_same(folder: Path, before: WriterCheckpoint) -> None:
-    """_ReplacedError if a file of the checkpoint is another one by now. Files that were deleted or added are no matter."""
+    """Raise _ReplacedError if a file of the checkpoint has been replaced. Deleted and added files don't matter."""
     now = checkpoints.load_writer(folder)
     if now is None:
         raise _ReplacedError
@@ -187,7 +188,7 @@ def _check_same(folder: Path, before: WriterCheckpoint) -> None:
 def known_files(
     wals: Sequence[tuple[UUID, SavedWal]], there: Mapping[str, int]
 ) -> dict[tuple[UUID, int, WalFile], Piece]:
-    """The rolled files of earlier backups, which never change again, as far as the place still has them."""
+    """Return the rolled files of earlier backups that the store still has. Rolled files never change."""
     return {
         (topic_id, wal.partition, file): piece
         for topic_id, wal in wals
@@ -197,7 +198,7 @@ def known_files(
 
 
 def needed(wal: SavedWal, sealed_end: int) -> SavedWal:
-    """The copy without the files that are sealed by now."""
+    """Return the copy without the files that are sealed by now."""
     if not wal.files:
         return wal
     ends = [*(file.first_offset for file in wal.files[1:]), wal.end_offset]
@@ -208,7 +209,7 @@ def needed(wal: SavedWal, sealed_end: int) -> SavedWal:
 
 
 def first_missing(wal: SavedWal, sealed_from: int) -> int | None:
-    """The first offset that is in neither, the table up to `sealed_from` or the copy; None if nothing is missing."""
+    """Return the first offset that is neither in the table (up to `sealed_from`) nor in the copy, or None."""
     start = wal.files[0].first_offset if wal.files else wal.end_offset
     return sealed_from if sealed_from < start else None
 
@@ -225,9 +226,9 @@ def lay_out(
     log_end: int,
     now_ms: int,
 ) -> None:
-    """Make the WAL of a partition that goes on at `log_end`, in a new file and under a new leader epoch.
+    """Create the WAL of a partition that continues at `log_end`, in a new file and under a new leader epoch.
 
-    Can be repeated until `writer.json` is there, which is written last.
+    Can be repeated until `writer.json`, which is written last, exists.
     """
     disk.make_folder(folder)
     files = [
@@ -268,6 +269,6 @@ def lay_out(
 
 
 def raised(epochs: tuple[tuple[int, int], ...], log_end: int) -> tuple[tuple[int, int], ...]:
-    """The epochs of a restored partition: the last one is above any that the original can have reached."""
+    """Return the epochs of a restored partition. The last one is above any that the original can have reached."""
     last = epochs[-1][0] if epochs else 0
     return (*(each for each in epochs if each[1] < log_end), (last + EPOCHS_APART, log_end))
