@@ -239,7 +239,7 @@ def _add_records(app: FastAPI, context: AdminContext) -> None:
             str | None, Query(description="As of an offset, a time (ISO 8601) or snapshot:ID.")
         ] = None,
     ) -> Json:
-        """Read some records, with the offset in each partition, or with state the key, to continue from."""
+        """Read some records. The answer has the offset of each partition, or with state the key, to continue from."""
         after_key = None if after_key_base64 is None else decoded(after_key_base64, "after_key_base64")
         with context.searches.turn() if state else nullcontext():
             return records.read_records(

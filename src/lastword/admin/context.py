@@ -38,7 +38,7 @@ class GroupAdmin(Protocol):
         ...
 
     async def write_again(self) -> None:
-        """Write everything that is known to the end of the log again, so that unreadable records can be skipped."""
+        """Write all known state again, at the end of the log, so that unreadable records can be skipped."""
         ...
 
     async def repaired(self) -> None:

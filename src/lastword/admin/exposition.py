@@ -97,7 +97,7 @@ def _behind(lags: Lags) -> Iterator[Metric]:
     """Yield the lag of groups. It is read at each scrape, so that groups that are gone are not shown any more."""
     family = GaugeMetricFamily(
         "lastword_group_lag",
-        "Offsets between what a consumer group has committed and the log end.",
+        "Offsets between a consumer group's committed offset and the log end.",
         labels=["group", "topic", "partition"],
     )
     try:

@@ -46,7 +46,7 @@ class CoordinatedGroups:
         return {place: committed for place, committed in offsets.items() if committed is not None}
 
     async def write_again(self) -> None:
-        """Write everything that is known to the end of the log again, so that unreadable records can be skipped."""
+        """Write all known state again, at the end of the log, so that unreadable records can be skipped."""
         await self._service.write_again()
 
     async def repaired(self) -> None:

@@ -39,7 +39,7 @@ class Jobs:
         self._closed = False
 
     def close(self) -> None:
-        """Stop running jobs. Clients that still wait are told within LOOK_S."""
+        """Accept no more jobs. Clients that still wait get an error within LOOK_S."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 

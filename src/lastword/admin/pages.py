@@ -157,7 +157,7 @@ def _add_views(app: FastAPI, context: AdminContext, overview: views.Overview) ->
 
     @app.get("/v1/views/topics/{topic}/settings", tags=["dashboard"])
     def settings(topic: str) -> list[Json]:
-        """List the settings that a topic can set: each with its value, source, meaning and what is allowed."""
+        """List the settings that a topic can have, each with its value, source, meaning and allowed values."""
         return views.settings(context.log, topic)
 
     @app.get("/v1/views/topics/{topic}/records", tags=["dashboard"])

@@ -356,7 +356,7 @@ def _snapshots(topic: Topic, now_ms: int) -> list[Json]:
 
 
 def settings(log: Log, name: str) -> list[Json]:
-    """Return the settings that a topic can set: each with its value, source, meaning and what is allowed."""
+    """Return the settings that a topic can have, each with its value, source, meaning and allowed values."""
     return [
         {**asdict(each), "meaning": known.meaning, "allowed": known.kind.allowed, "unset": known.unset}
         for each in log.explain_config(name)

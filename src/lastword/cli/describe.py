@@ -155,7 +155,7 @@ def _storage_table(partitions: list[dict[str, Any]]) -> Any:
 
 
 def _compaction_parts(partitions: list[dict[str, Any]]) -> list[Any]:
-    """Show how dirty each partition is, its last run and which are due; nothing if compaction doesn't concern them."""
+    """Return how dirty each partition is, its last run and which are due; nothing if compaction doesn't concern it."""
     if not any(each["dirty_ratio"] is not None or each["due"] or each["last_run"] for each in partitions):
         return []
     now_ms = time.time_ns() // 1_000_000

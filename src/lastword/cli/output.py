@@ -92,7 +92,7 @@ class Output:
             yield report
 
     def stop_progress(self) -> None:
-        """Remove a bar that another thread shows from the terminal."""
+        """Remove the bar of another thread from the terminal."""
         if self._stop_bar is not None:
             self._stop_bar()
 

@@ -37,8 +37,8 @@ def run(
 ) -> None:
     """Run one round of retention.
 
-    It removes sealed segments, WAL files, old snapshots and unreferenced files by the settings. Only sealed records are
-    removed. The exit code is 1 if something could not be done; the rest still is.
+    It removes sealed segments, WAL files, old snapshots and unreferenced files, as set in the settings. Only sealed
+    records are removed. The exit code is 1 if something could not be done; the rest still is.
     """
     from lastword.operations.table import RETENTION
 
