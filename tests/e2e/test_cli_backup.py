@@ -34,7 +34,7 @@ def test_a_backup_and_what_is_made_of_it(cli: Cli, tmp_path: Path) -> None:
     before = cli("consume", "users", "--json").out
     made = cli("backup", str(to)).out
     assert made.startswith("Made the backup 2") and f"in {to}.\n" in made
-    assert "topics         1\n" in made and "there already  0 files\n" in made
+    assert "topics         1\n" in made and "already there  0 files\n" in made
     again = cli.json("backup", "create", str(to), "--keep", "1")
     assert (again["copied_files"], len(again["removed_backups"]), again["problems"]) == (0, 1, [])
     assert [topic["topic"] for topic in again["topics"]] == ["users"]
@@ -56,7 +56,7 @@ def test_a_backup_and_what_is_made_of_it(cli: Cli, tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (("backup",), 2, "Missing argument 'TO'"),
-        (("backup", ""), 2, "An empty name is no place"),
+        (("backup", ""), 2, "The name of the place is empty"),
         (("backup", "--keep", "1", "PLACE/new"), 0, ""),
         (("backup", "list", "PLACE/none"), 0, ""),
         (("restore", "PLACE/none"), 2, "There is no backup in"),
@@ -117,7 +117,7 @@ def test_beside_a_server_and_clients_of_the_restored_one(
             asked = client.post("/v1/backup", json={"to": str(tmp_path / "backups"), "keep": 5})
             assert asked.status_code == 200 and asked.json()["copied_files"] == 0
             refused = client.post("/v1/backup", json={"to": "backups"})
-            assert refused.status_code == 400 and "must be a whole path" in refused.json()["detail"]
+            assert refused.status_code == 400 and "must be an absolute path" in refused.json()["detail"]
         # What comes later is not in it, and a consumer that has read it is ahead.
         produce(server.kafka, "t", [str(number) for number in range(15, 20)])
         first_id = _new_producer_id(server.kafka)

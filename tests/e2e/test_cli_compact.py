@@ -137,7 +137,7 @@ def test_a_wal_that_can_not_be_sealed_is_told_and_the_rest_is_compacted(cli: Cli
     (file,) = cli.data.glob("wal/default/two/*/1/wal.*.log")
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     result = cli("topic", "compact", "two", code=1)
-    assert "Not sealed, and so not compacted" in result.out
+    assert "Not sealed, so not compacted" in result.out
     assert "checksum is wrong" in result.out
     assert "Compacted 1 partition" in result.out
 
@@ -193,10 +193,11 @@ def test_due_is_less_than_all(cli: Cli) -> None:
     cli("topic", "seal", "users")
     for arguments in (["compact"], ["compact", "--due"], ["compact", "--dry-run"]):
         assert cli(*arguments).out == (
-            "There is nothing to compact: nothing is due; `lastword compact --all` compacts whatever is dirty.\n"
+            "There is nothing to compact: nothing is due; "
+            "`lastword compact --all` compacts everything that is dirty.\n"
         )
     assert [each["reason"] for each in cli.json("compact", "--all")["partitions"]] == ["asked for"]
-    assert "nothing that is sealed is dirty" in cli("compact", "--all").out
+    assert "no sealed record is dirty" in cli("compact", "--all").out
     assert "give one of them" in cli("compact", "--all", "--due", code=2).err
 
 

@@ -29,7 +29,7 @@ def keys(cli: Cli) -> list[str | None]:
 def test_every_record_of_the_key_is_gone_from_every_file(cli: Cli) -> None:
     out = cli("erase", "users", "--key", "alice", "--yes").out
     assert out.startswith("Erased 2 records of 1 key from users.\n")
-    assert "files written anew   2\n" in out
+    assert "files rewritten    2\n" in out
     assert out.endswith("No byte of them is left.\n")
     assert keys(cli) == ["bob", "carol"]
     ours = [path for path in cli.data.rglob("*") if path.is_file() and path.suffix in (".parquet", ".log")]
@@ -50,7 +50,7 @@ def test_keys_come_as_text_as_base64_and_from_a_file(cli: Cli, tmp_path: Path) -
 
 def test_a_key_that_nobody_has(cli: Cli) -> None:
     out = cli("erase", "users", "--key", "nobody", "--yes").out
-    assert out.startswith("No sealed record of users had one of the 1 key.\n")
+    assert out.startswith("No sealed record of users was found for 1 key.\n")
     assert len(keys(cli)) == 4
 
 
@@ -60,7 +60,7 @@ def test_a_key_that_nobody_has(cli: Cli) -> None:
         ((), "give --key, --key-base64 or --keys-file"),
         (("--key-base64", "%"), "is not base64"),
         (("--keys-file", "/nowhere/keys"), "Can't read /nowhere/keys: No such file or directory"),
-        (("--key", "alice"), "--yes answers it"),
+        (("--key", "alice"), "confirm with --yes"),
     ],
 )
 def test_what_does_not_go(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
@@ -74,7 +74,7 @@ def test_an_unknown_topic_is_told_before_anything_is_asked(cli: Cli) -> None:
 
 def test_it_asks_on_a_terminal(cli: Cli) -> None:
     terminal = Terminal(cli, "erase", "users", "--key", "alice")
-    terminal.expect("Erase every record of 1 key from users")
+    terminal.expect("Permanently erase every record of 1 key from users")
     terminal.type("n\n")
     assert terminal.end() == 1
     assert "Nothing was erased." in terminal.shown
@@ -108,6 +108,6 @@ def test_what_is_left_is_told_and_the_exit_code_is_1(cli: Cli, monkeypatch: pyte
     monkeypatch.setattr(Log, "erase", lambda *given, **options: report)
     out = cli("erase", "users", "--key", "alice", "--yes", code=1).out
     assert "Left\n/wal/7.log: it could not be removed\n" in out
-    assert "It is not done." in out
+    assert "The erasure is not complete." in out
     data = cli.json("erase", "users", "--key", "alice", "--yes", code=1)
     assert (data["erased"], data["left"]) == (False, ["/wal/7.log: it could not be removed"])

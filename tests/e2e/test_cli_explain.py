@@ -54,7 +54,7 @@ def test_a_key_a_part_and_the_way_on(cli: Cli) -> None:
     assert [each["offset"] for each in found["partitions"][0]["records"]] == [1, 4]
     again = cli.json("topic", "explain", "users", "--key-base64", "Ym9i")
     assert [each["offset"] for each in again["partitions"][0]["records"]] == [1, 4]
-    assert "go on with --partition 0 --from 3." in cli("topic", "explain", "users", "--limit", "3").out
+    assert "continue with --partition 0 --from 3." in cli("topic", "explain", "users", "--limit", "3").out
     found = cli.json("topic", "explain", "users", "--from", "3")
     assert [each["offset"] for each in found["partitions"][0]["records"]] == [3, 4]
     assert cli("topic", "explain", "users", "--key", "nobody").out.endswith("There are no such records.\n")

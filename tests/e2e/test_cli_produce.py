@@ -127,7 +127,7 @@ def test_every_compression(cli: Cli, name: str) -> None:
 
 def test_options_that_contradict_each_other(cli: Cli) -> None:
     for options in (["--no-key"], ["--separator", ";"], ["--null-value", "x"]):
-        assert "--jsonl says all" in cli("produce", "t", "--jsonl", *options, code=2).err
+        assert "--jsonl defines the whole record" in cli("produce", "t", "--jsonl", *options, code=2).err
     assert "must not be empty" in cli("produce", "t", "--separator", "", code=2).err
     assert "--batch-records" in cli("produce", "t", "--batch-records", "0", code=2).err
 
@@ -166,7 +166,7 @@ def test_a_good_file_is_appended_whole(cli: Cli, tmp_path: Path) -> None:
 def test_a_wrong_line_on_stdin_stops_there(cli: Cli) -> None:
     result = cli("produce", "t", "--partition", "0", code=2, stdin=b"a:1\nb:2\nwrong\nc:3\n")
     assert result.err.startswith("error: standard input:3: ")
-    assert "The lines before it were appended (2 records), it and the rest were not." in result.err
+    assert "The lines before it were appended (2 records); it and the rest were not." in result.err
     assert records(cli) == [("a", "1"), ("b", "2")]
 
 

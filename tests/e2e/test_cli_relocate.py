@@ -81,7 +81,7 @@ def test_it_shows_what_it_will_do_and_asks(cli: Cli) -> None:
     refused = copy("relocate", code=2)
     assert f"copy of            {cli.data}" in refused.out
     assert "topics to rewrite  users" in refused.out
-    assert "--yes answers it" in refused.err
+    assert "confirm with --yes" in refused.err
 
     terminal = Terminal(copy, "relocate")
     terminal.expect("[y/N]")

@@ -53,7 +53,7 @@ def test_a_run_does_what_the_dry_run_said(cli: Cli) -> None:
 
 
 def test_in_the_end_there_is_nothing_to_remove(cli: Cli) -> None:
-    assert "Gone in all:" in cli("retention", "run").out
+    assert "Removed in total:" in cli("retention", "run").out
     cli("retention", "run")
     assert cli("retention", "run").out == "There is nothing to remove.\n"
 

@@ -52,7 +52,7 @@ def test_by_hand(tmp_path: Path, settings: str) -> None:
     refused = two("produce", "users", stdin=b"dave:Kyiv\n", code=3)
     assert f"{one.data} on " in refused.err
     assert "`lastword takeover users`" in refused.err
-    assert "belongs to this data folder already" in one("takeover", "users", code=2).err
+    assert "already belongs to this data folder" in one("takeover", "users", code=2).err
     assert "there is no topic 'x'" in two("takeover", "x", code=2).err
     assert "Name the topics" in two("takeover", code=2).err
 
@@ -86,7 +86,7 @@ def test_by_hand(tmp_path: Path, settings: str) -> None:
         "",
         "Bern",
     ]
-    assert "is there already" in one("wal", "export", "users", "--file", str(rescued), code=2).err
+    assert "already exists" in one("wal", "export", "users", "--file", str(rescued), code=2).err
 
 
 def test_by_a_folder_that_has_nothing_but_settings(tmp_path: Path, settings: str) -> None:

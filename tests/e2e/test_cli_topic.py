@@ -117,7 +117,7 @@ def test_alter_needs_something_to_do(users: Cli) -> None:
     both = users(
         "topic", "alter", "users", "--config", "segment.ms=1", "--delete-config", "segment.ms", code=2
     )
-    assert "both set and taken back" in both.err
+    assert "both set and deleted" in both.err
 
 
 def test_more_partitions_on_a_compacted_topic_come_with_a_warning(users: Cli) -> None:
@@ -258,7 +258,7 @@ def test_text_is_not_taken_for_markup(cli: Cli, tmp_path: Path) -> None:
 
 def test_delete_asks_on_a_terminal(users: Cli) -> None:
     terminal = Terminal(users, "topic", "delete", "users")
-    terminal.expect("Delete topic users (3 partitions) with everything in it, for ever? [y/N]")
+    terminal.expect("Permanently delete topic users (3 partitions) with everything in it? [y/N]")
     terminal.type("n\n")
     assert terminal.end() == 1
     assert "Nothing was deleted." in terminal.shown
@@ -279,7 +279,7 @@ def test_seal_shows_what_was_sealed(users: Cli) -> None:
     out = users("topic", "seal", "users").out
     assert out.startswith("Sealed 4 records of users in ")
     assert "partition  offsets  records" in out
-    assert "is sealed already" in users("topic", "seal", "users").out
+    assert "is already sealed" in users("topic", "seal", "users").out
     report = users.json("topic", "seal", "users")
     assert (report["segments"], report["problems"]) == ([], [])
 
@@ -299,7 +299,7 @@ def test_delete_records_moves_the_log_start(cli: Cli) -> None:
     cli("topic", "create", "t")
     cli("produce", "t", stdin=b"a:1\nb:2\nc:3\n")
     result = cli("topic", "delete-records", "t", "--partition", "0", "--before", "2")
-    assert result.out == "Deleted the offsets 0 to 1 of t partition 0.\n"
+    assert result.out == "Deleted offsets 0 to 1 of t partition 0.\n"
     assert cli.values("t") == ["3"]
     assert cli.json("topic", "delete-records", "t", "--partition", "0", "--before", "-1")["log_start"] == 3
     assert "nothing to delete" in cli("topic", "delete-records", "t", "--partition", "0", "--before", "3").out

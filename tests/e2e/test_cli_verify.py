@@ -83,7 +83,7 @@ def test_problems_are_shown_with_their_places_and_the_exit_code_is_1(
     assert "31 problems:" in out
     assert "0      12  alice  it is gone, and it was the winner of its key" in out
     assert "0      13  \\xff   it was not there before" in out
-    assert "These are the first 2." in out
+    assert "Only the first 2 are shown." in out
     data = cli.json("verify", "users", code=1)
     assert (data["holds"], data["problem_count"]) == (False, 31)
     assert [each.get("key") or each["key_base64"] for each in data["problems"]] == ["alice", "/w=="]

@@ -79,7 +79,7 @@ def test_skip_leaves_the_damage_behind_and_the_rest_can_be_read_and_sealed(cli: 
     assert cli("consume", "t", code=4).out != ""
     assert "--yes" in cli("wal", "repair", "t", "--skip", code=2).err
     out = cli("wal", "repair", "t", "--skip", "--yes").out
-    assert "Left 1 damaged range behind." in out
+    assert "Skipped 1 damaged range." in out
     assert cli.values("t") == ["1", "3"]
     assert "The WAL of t is not damaged." in cli("wal", "repair", "t").out
     shown = cli("wal", "show").out
@@ -92,7 +92,7 @@ def test_skip_leaves_the_damage_behind_and_the_rest_can_be_read_and_sealed(cli: 
 def test_skip_asks_on_a_terminal(cli: Cli) -> None:
     damage_second_batch(cli)
     terminal = Terminal(cli, "wal", "repair", "t", "--skip")
-    terminal.expect("Leave 1 damaged range with 1 offset of t behind, for ever? [y/N]")
+    terminal.expect("Permanently skip 1 damaged range with 1 offset of t? [y/N]")
     terminal.type("\n")
     assert terminal.end() == 1
     assert "Nothing was changed." in terminal.shown

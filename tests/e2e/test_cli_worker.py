@@ -46,7 +46,7 @@ def started(cli: Cli, *arguments: str) -> subprocess.Popen[bytes]:
     worker = cli.spawn("worker", *arguments)
     assert worker.stdout is not None
     lines = []
-    while not lines or b"ends it between two commits" not in lines[-1]:
+    while not lines or b"stops it between two commits" not in lines[-1]:
         lines.append(worker.stdout.readline())
         assert lines[-1], worker.communicate()
     text = b"".join(lines).decode()
@@ -150,7 +150,7 @@ def test_once_that_is_stopped_does_not_claim_to_have_run_everything(
 
     monkeypatch.setattr(Worker, "_seal", stop_after_sealing)
     result = cli("worker", "--once", code=1)
-    assert "Stopped before it had run: compact, retention, " in result.out
+    assert "Stopped before these had run: compact, retention, " in result.out
 
 
 def test_what_keeps_failing_is_told_and_shown_by_describe(cli: Cli) -> None:
@@ -159,7 +159,7 @@ def test_what_keeps_failing_is_told_and_shown_by_describe(cli: Cli) -> None:
     segment.write_bytes(b"\0" * segment.stat().st_size)
     result = cli.real("worker", "--once")
     assert (result.code, result.err) == (1, "")
-    assert "done but for what is below" in result.out and "Not compacted" in result.out
+    assert "done, except for what is listed below" in result.out and "Not compacted" in result.out
     shown = cli("topic", "describe", "users")
     described = shown.out
     assert "Compaction keeps failing" in described

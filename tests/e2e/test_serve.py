@@ -241,7 +241,7 @@ def test_people_are_told_what_runs_where(tmp_path: Path, monkeypatch: pytest.Mon
         assert line, started.communicate()
         text += line
     assert f"data folder  {cli.data}" in text
-    assert "none: all have their defaults" in text
+    assert "none (all defaults)" in text
     assert "/docs" in text
     started.send_signal(signal.SIGTERM)
     out, _ = started.communicate(timeout=180)
@@ -255,7 +255,7 @@ def test_it_does_not_start_beside_another_worker(tmp_path: Path) -> None:
     worker = cli.spawn("worker")
     assert worker.stdout is not None
     try:
-        while b"ends it between two commits" not in worker.stdout.readline():
+        while b"stops it between two commits" not in worker.stdout.readline():
             assert worker.poll() is None
         refused = cli.real("serve", "--kafka", "127.0.0.1:0", "--admin", "127.0.0.1:0")
         assert refused.code == 3
@@ -283,7 +283,7 @@ def test_while_it_starts_status_says_so_and_for_what_it_waits(tmp_path: Path, is
         wait_until(starting.exists)
         shown = cli("status", code=1).out
         assert "A server has been starting for " in shown
-        assert "Not ready: the server is being started" in shown
+        assert "Not ready: the server is starting" in shown
         assert "it waits for the broker, which recovers the write-ahead logs" in shown
         assert "no server is running" not in shown
         found = cli.json("status", code=1)

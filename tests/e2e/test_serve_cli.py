@@ -232,7 +232,7 @@ def test_settings_given_to_a_command_beside_a_server_are_not_silently_ignored(
     file = tmp_path / "other.yaml"
     file.write_text("retention.ms: 1\n")
     found = both[1]("topic", "list", "--config", str(file))
-    assert "its settings count" in found.err
+    assert "its settings apply" in found.err
 
 
 def test_damage_is_shown_and_left_behind_through_the_server(tmp_path: Path) -> None:

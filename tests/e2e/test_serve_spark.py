@@ -52,7 +52,7 @@ def test_compact_and_verify_on_the_server_s_spark(tmp_path: Path) -> None:
                 assert server.stop() == 0
                 assert asked.result(180).status_code == 503, asked.result().text
                 for answer in (asked.result(), watched.result(180)):
-                    assert "The server is being stopped" in answer.text
+                    assert "The server is stopping" in answer.text
         finally:
             java.resume()
         assert "a job did not end within 10 s and is aborted" in server.log

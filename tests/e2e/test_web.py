@@ -279,7 +279,7 @@ def test_records_of_all_partitions_are_paged_through_the_newest_first(
     newest = [each["value"] for each in reversed(sent)]
 
     browser.open(f"{server.url}/records?name=paged")
-    browser.find(".count", "Records 1 to 50 of 120, the newest first.")
+    browser.find(".count", "Records 1 to 50 of 120, newest first.")
     assert values(browser) == newest[:50]
     browser.find(".record .verdict", "stays")
     browser.click(".pages a", "Older")
@@ -296,7 +296,7 @@ def test_records_of_all_partitions_are_paged_through_the_newest_first(
     browser.find(".count", "Records 71 to 120 of 120")
     assert values(browser) == newest[70:]
     browser.open(f"{server.url}/records?name=paged&partition=1")
-    browser.find(".count", "40 records, the newest first.")
+    browser.find(".count", "40 records, newest first.")
     assert values(browser) == newest[1::3]
     assert complaints(browser) == []
 
@@ -313,7 +313,7 @@ def test_the_last_word_of_a_key_with_many_records_comes_first(
     )
     browser.type('input[aria-label="Key"]', "busy")
     browser.click("button", "Show")
-    browser.find(".count", "Records 1 to 50 of 430 of this key, the newest first.")
+    browser.find(".count", "Records 1 to 50 of 430 of this key, newest first.")
     assert values(browser)[:2] == ["v429", "v428"]
     browser.find(".record:first-child .verdict", "stays")
     browser.find(".record:nth-child(2) .verdict", "goes")

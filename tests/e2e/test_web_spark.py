@@ -31,7 +31,7 @@ def test_the_light_follows_spark(tmp_path: Path) -> None:
 
         java(server).kill()
         light_says(browser, "bad", "gone")
-        browser.find(".alerts li", "Spark has ended; it is started again with the next compaction.")
+        browser.find(".alerts li", "Spark has ended; the next compaction restarts it.")
 
         compact(api)
         light_says(browser, "good", "running")

@@ -24,7 +24,7 @@ from lastword.operations.table import CREATE_TOPIC, EXPLAIN, OPERATIONS, SHOW_WA
 from lastword.record_json import Json, Parsed, parse_record
 
 AskGroups = Callable[[Callable[[GroupAdmin], Any]], Any]
-"""Calls the coordinator on the broker's loop, and waits for what it says."""
+"""Calls the coordinator on the broker's loop, and waits for its answer."""
 
 MAX_RECORDS = 10_000
 MAX_BYTES = 16 << 20
@@ -32,7 +32,7 @@ GROUPS_S = 10.0
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 _WITH_QUERIES = (SHOW_WAL.name, EXPLAIN.name)
-"""Operations whose requests are in the address, each parameter described."""
+"""Operations whose requests are query parameters, each with a description."""
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {
@@ -43,7 +43,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 _JOB: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "What was done. With `Accept: text/event-stream`: `progress` events, then one `result` or "
+        "description": "The report. With `Accept: text/event-stream`: `progress` events, then one `result` or "
         "`problem`.",
         "content": {"application/json": {}, EVENTS: {}},
     }
@@ -63,7 +63,7 @@ def build(
     stories: scenes.Stories | None = None,
     sources_problem: Callable[[], str | None] = lambda: None,
 ) -> FastAPI:
-    """The app. `broker`, `groups` and `sources_problem` are asked for at each request."""
+    """Build the app. `broker`, `groups` and `sources_problem` are called at each request."""
     app = FastAPI(
         title="Lastword",
         summary="The admin API of a Lastword server: everything that the command line does.",
@@ -95,7 +95,7 @@ _TAGS = {"wal": "WAL", "config": "settings"}
 
 
 def _add_operations(app: FastAPI, context: AdminContext, jobs: Jobs) -> None:
-    """The paths of the table of operations whose requests are objects, or nothing."""
+    """Add the paths of the operations in the table whose requests are objects, or empty."""
     for operation in OPERATIONS.values():
         if operation.name in _WITH_QUERIES:
             continue
@@ -115,7 +115,7 @@ def _add_operations(app: FastAPI, context: AdminContext, jobs: Jobs) -> None:
 
 
 def _endpoint(operation: Operation[Any, Any], context: AdminContext, jobs: Jobs) -> Callable[..., Any]:
-    """A handler with the parameters of one operation: those in its path, and the object that it is sent."""
+    """Make a handler with the parameters of one operation: those in its path, and the body."""
 
     def request_of(given: dict[str, Any]) -> Json:
         body = given.pop("body", None)
@@ -146,20 +146,20 @@ def _add_queries(app: FastAPI, context: AdminContext, ask_groups: AskGroups) -> 
 
     @app.get("/v1/config", tags=["settings"])
     def broker_config() -> list[Json]:
-        """Each setting that topics inherit or that is the broker's, and where it comes from. Secrets are masked."""
+        """List the settings that topics inherit and the broker's own, each with its source. Secrets are masked."""
         return topics.broker_settings(log)
 
     @app.get(SHOW_WAL.path, tags=["WAL"])
     def show_wal(topic: Annotated[str | None, Query(description="Only this topic.")] = None) -> list[Json]:
-        """The WAL files of each partition, what is kept aside, and known damage."""
+        """Show the WAL files of each partition, the files kept aside, and known damage."""
         return SHOW_WAL.function(log, topic)
 
     @app.post("/v1/topics/{topic}/wal/skip-damage", tags=["WAL"])
     def skip_damage(topic: str, _nothing: models.Nothing) -> Json:
-        """Leave the damaged ranges behind, for ever; the damaged files are kept aside."""
+        """Permanently skip the damaged ranges. The damaged files are kept aside."""
         if topic != GROUPS_TOPIC:
             return wal.skip_wal_damage(log, topic)
-        # The coordinator knows all of it, also what can't be read any more.
+        # The coordinator knows everything, including what can't be read any more.
         ask_groups(lambda groups: groups.write_again())
         skipped = wal.skip_wal_damage(log, topic)
         ask_groups(lambda groups: groups.repaired())
@@ -170,17 +170,19 @@ def _add_queries(app: FastAPI, context: AdminContext, ask_groups: AskGroups) -> 
         topic: str,
         partition: Annotated[int | None, Query(description="Only this partition.")] = None,
         key: Annotated[str | None, Query(description="Only records of this key, as text.")] = None,
-        key_base64: Annotated[str | None, Query(description="Only records of this key.")] = None,
+        key_base64: Annotated[str | None, Query(description="Only records of this key, in base64.")] = None,
         from_offset: Annotated[int, Query(alias="from", ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_RECORDS)] = 100,
         run: Annotated[
             Literal["asked for", "forced", "worker"],
-            Query(description="The run that is explained: as `compact`, as that by force, or as the worker."),
+            Query(
+                description="The run to explain: that of `compact`, the same with `force`, or the worker's."
+            ),
         ] = "asked for",
         seal: Annotated[bool, Query(description="Whether the run seals first.")] = True,
     ) -> Json:
-        """Where records are, whether they stay or go in a compaction that begins now, why and until when."""
-        # It reads the keys of all segments: that is the worker's, so that no produce has to wait for it.
+        """Explain where records are, and whether, why and until when they stay or go in a compaction that starts now."""
+        # The worker does it, because it reads the keys of all segments, and no produce request should wait for that.
         wanted = EXPLAIN.request(
             topic,
             partition=partition,
@@ -199,10 +201,10 @@ def _add_records(app: FastAPI, context: AdminContext) -> None:
 
     @app.post("/v1/topics/{topic}/records", tags=["records"])
     def produce(topic: str, new: models.NewRecords) -> Json:
-        """Append records, once all of them have been checked: one that is wrong keeps all from being appended.
+        """Append records after checking all of them. If one is invalid, none is appended.
 
-        Where a disk fails when some partitions have been written, the problem's `appended` says which, and which offsets
-        their records got. A request without an answer may have been carried out, in part, too.
+        If a disk fails after some partitions have been written, the problem's `appended` lists them and the offsets that
+        their records got. A request that got no answer may have been carried out, wholly or in part.
         """
         parsed = [_parsed(index, each) for index, each in enumerate(new.records)]
         return records.append_records(
@@ -222,22 +224,22 @@ def _add_records(app: FastAPI, context: AdminContext) -> None:
         ] = None,
         from_time: Annotated[
             str | None,
-            Query(description="The first record that is not older: ISO 8601, or milliseconds since 1970."),
+            Query(description="Start at the first record not older: ISO 8601, or milliseconds since 1970."),
         ] = None,
         partition: Annotated[int | None, Query(description="Only this partition.")] = None,
         max_records: Annotated[int, Query(alias="max", ge=1, le=MAX_RECORDS)] = 500,
         max_bytes: Annotated[int, Query(ge=1, le=MAX_BYTES)] = MAX_BYTES,
         state: Annotated[
-            bool, Query(description="The newest record of each key, without deleted keys, by key.")
+            bool, Query(description="The newest record of each key, without deleted keys, ordered by key.")
         ] = False,
         after_key_base64: Annotated[
-            str | None, Query(description="With state: only keys behind this one, as `next` has it.")
+            str | None, Query(description="With state: only keys after this one, as given in `next`.")
         ] = None,
         as_of: Annotated[
-            str | None, Query(description="As it was: an offset, a time (ISO 8601) or snapshot:ID.")
+            str | None, Query(description="As of an offset, a time (ISO 8601) or snapshot:ID.")
         ] = None,
     ) -> Json:
-        """Some records, and the offset of each partition to go on from, or with state the key."""
+        """Read some records. The answer has the offset of each partition, or with state the key, to continue from."""
         after_key = None if after_key_base64 is None else decoded(after_key_base64, "after_key_base64")
         with context.searches.turn() if state else nullcontext():
             return records.read_records(
@@ -277,7 +279,7 @@ def _group_asker(
     def ask(call: Callable[[GroupAdmin], Any]) -> Any:
         coordinator, (_, loop) = groups(), broker()
         if coordinator is None or loop is None:
-            raise UnavailableError("This server has no consumer groups, or is just being started.")
+            raise UnavailableError("This server has no consumer groups, or is still starting.")
         try:
             return asyncio.run_coroutine_threadsafe(call(coordinator), loop).result(GROUPS_S)
         except TimeoutError:
@@ -289,14 +291,14 @@ def _group_asker(
 def _add_groups(app: FastAPI, ask: AskGroups) -> None:
     @app.get("/v1/groups", tags=["groups"])
     def list_groups() -> list[Json]:
-        """The consumer groups that are known, and how far each is behind."""
+        """List the consumer groups, and how far each is behind."""
         found: list[Json] = ask(lambda coordinator: coordinator.list_groups())
         return found
 
-    # A group's id may be any text, with slashes, too.
+    # A group's id may be any text, even with slashes.
     @app.get("/v1/groups/{group:path}", tags=["groups"])
     def describe_group(group: str) -> Json:
-        """A consumer group: its state, members, committed offsets, and how far it is behind."""
+        """Describe a consumer group: its state, members, committed offsets, and how far it is behind."""
         found: Json = ask(lambda coordinator: coordinator.describe_group(group))
         return found
 
@@ -316,26 +318,26 @@ def _add_health(
 ) -> None:
     @app.get("/v1/status", tags=["health"])
     def status() -> Json:
-        """The server's processes, what the worker did last, how its sources are, and what is wrong."""
+        """Show the server's processes, the worker's last jobs, the sources, and problems."""
         sources = connectors.summary(context.log.path, context.log.clock, sources_problem())
         return {**health.status(context, *broker()), "sources": sources}
 
     @app.get("/healthz", tags=["health"])
     async def alive() -> Json:
-        """Whether this process is alive: always, if it answers."""
+        """Tell whether this process is alive: always, if it answers."""
         return {"alive": True}
 
     @app.get("/readyz", tags=["health"], responses={503: {"description": "Not ready; `problems` says why."}})
     def ready() -> JSONResponse:
-        """Whether clients can be served and compaction works: the broker listens, the WAL can be written, the worker is
-        there, and nothing keeps failing to be compacted or erased.
+        """Tell whether clients can be served and compaction works: the broker listens, the WAL can be written, the
+        worker answers, and no compaction or erasure keeps failing.
         """
         found = health.problems(context, *broker())
         return JSONResponse({"ready": not found, "problems": found}, status_code=503 if found else 200)
 
     @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
     def metrics() -> Response:
-        """The metrics of all processes, in Prometheus' text form."""
+        """Return the metrics of all processes, in Prometheus' text format."""
         text = exposition.exposition(
             context.worker.metrics,
             running.load(context.log.path),

@@ -18,26 +18,26 @@ def add(app: FastAPI, context: AdminContext) -> None:
 
     @app.get("/v1/connectors", tags=["connectors"])
     def list_connectors() -> list[Json]:
-        """Every source that was run on this data folder: how it is, how far it is, and what is wrong."""
+        """List every source that has run on this data folder, with its state, progress and problems."""
         return states.load_statuses(folder, clock)
 
     @app.get("/v1/connectors/{name}", tags=["connectors"])
     def describe_connector(name: str) -> Json:
-        """One source: how it is, how far it is, and what is wrong."""
+        """Describe one source: its state, progress and problems."""
         return states.load_status(folder, name, clock)
 
     @app.post("/v1/connectors/{name}/pause", tags=["connectors"])
     def pause_connector(name: str, _nothing: models.Nothing) -> Json:
-        """Pause a source after the chunk that it is at. It stays so over restarts."""
+        """Pause a source after its current chunk. It stays paused across restarts."""
         return states.pause(folder, name)
 
     @app.post("/v1/connectors/{name}/resume", tags=["connectors"])
     def resume_connector(name: str, _nothing: models.Nothing) -> Json:
-        """Let a paused source go on."""
+        """Resume a paused source."""
         return states.resume(folder, name)
 
 
 def summary(folder: Path, clock: Clock, problem: str | None) -> Json:
-    """What a server's status says of its sources."""
+    """Return the sources' part of a server's status."""
     found = states.load_statuses(folder, clock)
     return {"states": {each["source"]: each["state"] for each in found}, "problem": problem}

@@ -1,7 +1,7 @@
-"""Who does what is asked of the admin API.
+"""Shared state for the request handlers of the admin API, and the client of the worker's process.
 
-What is short is done here, on the broker's open log, in a thread of the admin's. What is heavy (sealing, compaction,
-retention, verify, erase) is done by the worker's process, which is asked through its channel.
+Short requests are handled here, on the broker's open log, in a thread of the admin API. Heavy ones (sealing,
+compaction, retention, verify, erase) are handled by the worker's process, which is asked through its channel.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ SEARCH_WAIT_S = 5.0
 
 
 class GroupAdmin(Protocol):
-    """What the admin API asks of the coordinator of consumer groups. Called on the broker's event loop."""
+    """The coordinator of consumer groups, as the admin API uses it. Called on the broker's event loop."""
 
     async def list_groups(self) -> list[dict[str, Any]]: ...
 
     async def describe_group(self, group: str) -> dict[str, Any]:
-        """UnknownGroupError if there is no such group."""
+        """Describe a group. Raise UnknownGroupError if there is no such group."""
         ...
 
     async def lags(self) -> list[tuple[str, str, int, int]]:
-        """Group, topic, partition, and how far the first is behind in the last."""
+        """Return tuples of group, topic, partition, and how far the group is behind in the partition."""
         ...
 
     async def write_again(self) -> None:
-        """Have all that is known at the end of the log, so that what can't be read can be left behind."""
+        """Write all known state again, at the end of the log, so that unreadable records can be skipped."""
         ...
 
     async def repaired(self) -> None:
-        """Note that it has been left behind."""
+        """Note that the unreadable records have been skipped."""
         ...
 
     async def delete_group(self, group: str) -> None:
-        """UnknownGroupError if there is no such group, InvalidError if it has members."""
+        """Delete a group. Raise UnknownGroupError if there is no such group, InvalidError if it has members."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerClient:
-    """The worker's process, by its channel."""
+    """The worker's process, reached through its channel."""
 
     channel: Path
 
@@ -66,29 +66,29 @@ class WorkerClient:
         return ask_job(self.channel, {"do": do, **arguments}, progress=progress, cancelled=cancelled)
 
     def job(self, do: str, **arguments: Any) -> Callable[[ReportProgress, Callable[[], bool]], Any]:
-        """A job for `Jobs`."""
+        """Return a job for `Jobs`."""
         return lambda progress, gone: self.ask(do, arguments, progress, gone)
 
     def metrics(self) -> str:
         return str(ask_job(self.channel, {"do": "metrics"}, timeout_s=PING_S))
 
     def ping(self) -> None:
-        """UnavailableError if it does not answer."""
+        """Raise UnavailableError if the worker does not answer."""
         ask_job(self.channel, {"do": "ping"}, timeout_s=PING_S)
 
 
 class Searches:
-    """Lets few requests at a time go through all keys of a topic: they share the broker's memory and processors."""
+    """Lets few requests at a time search all keys of a topic: they share the broker's memory and processors."""
 
     def __init__(self) -> None:
         self._turns = threading.BoundedSemaphore(MOST_SEARCHES)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for a turn, but not for long: whoever waits keeps a thread from others."""
+        """Wait for a turn, but not for long: a waiting request occupies a thread."""
         if not self._turns.acquire(timeout=SEARCH_WAIT_S):
             raise UnavailableError(
-                f"{MOST_SEARCHES} other requests are going through the keys of topics; try again in a moment."
+                f"{MOST_SEARCHES} other requests are searching the keys of topics; try again in a moment."
             )
         try:
             yield
@@ -98,7 +98,7 @@ class Searches:
 
 @dataclass(frozen=True, slots=True)
 class AdminContext:
-    """Everything that the paths need."""
+    """Shared state for the request handlers."""
 
     log: Log
     worker: WorkerClient
@@ -106,7 +106,7 @@ class AdminContext:
 
 
 def keys_of(texts: list[str], encoded: list[str]) -> list[str]:
-    """Keys in base64, which is how they go to the worker."""
+    """Return keys in base64, the form in which they are sent to the worker."""
     keys = [base64.b64encode(each.encode()).decode() for each in texts]
     for each in encoded:
         decoded(each, "keys_base64")

@@ -1,7 +1,7 @@
 """The metrics of all processes of the server as one text.
 
-Each process has the same registry. Of every series one of them is the owner, and in the others it is absent or 0, so
-that their sum is the owner's value.
+Each process has the same registry. One process owns each series, and in the others the series is absent or 0, so that
+the sum is the owner's value.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 Lags = Callable[[], list[tuple[str, str, int, int]]]
-"""Group, topic, partition, and how far the first is behind in the last."""
+"""Returns tuples of group, topic, partition, and how far the group is behind in the partition."""
 
 
 def exposition(worker: Callable[[], str], server: RunningServer | None, lags: Lags = list) -> str:
-    """The metrics of this process and its groups, of the worker, which may not answer just now, and of the supervisor."""
+    """Return the metrics of this process and its groups, of the worker if it answers, and of the supervisor."""
     families = list(metrics.REGISTRY.collect())
     is_up = True
     try:
@@ -51,7 +51,7 @@ class _Merged(Collector):
     def collect(self) -> Iterator[Metric]:
         merged: dict[str, Metric] = {}
         for family in self._families:
-            # When a counter began: noise beside the counter, and no sum of anything.
+            # The creation time of a counter: noise beside the counter, and meaningless as a sum.
             if family.name.endswith("_created"):
                 continue
             into = merged.setdefault(
@@ -79,7 +79,7 @@ def _summed(samples: Iterable[Sample]) -> list[Sample]:
 def _supervised(server: RunningServer | None, *, worker_is_up: bool) -> Iterator[Metric]:
     restarts = CounterMetricFamily(
         "lastword_process_restarts",
-        "How often a process of the server ended by itself and was started again.",
+        "How often a process of the server ended by itself and was restarted.",
         labels=["process"],
     )
     up = GaugeMetricFamily(
@@ -94,10 +94,10 @@ def _supervised(server: RunningServer | None, *, worker_is_up: bool) -> Iterator
 
 
 def _behind(lags: Lags) -> Iterator[Metric]:
-    """Asked for at each scrape, so that what is gone is not shown any more."""
+    """Yield the lag of groups. It is read at each scrape, so that groups that are gone are not shown any more."""
     family = GaugeMetricFamily(
         "lastword_group_lag",
-        "Offsets between what a consumer group has committed and the log end.",
+        "Offsets between a consumer group's committed offset and the log end.",
         labels=["group", "topic", "partition"],
     )
     try:

@@ -1,4 +1,4 @@
-"""Consumer groups for the admin API: what the coordinator knows, as plain data. Called on the broker's event loop."""
+"""Consumer groups for the admin API: the coordinator's state, as plain data. Called on the broker's event loop."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class CoordinatedGroups:
         return {place: committed for place, committed in offsets.items() if committed is not None}
 
     async def write_again(self) -> None:
-        """Have all that is known at the end of the log, so that what can't be read can be left behind."""
+        """Write all known state again, at the end of the log, so that unreadable records can be skipped."""
         await self._service.write_again()
 
     async def repaired(self) -> None:
-        """Note that it has been left behind."""
+        """Note that the unreadable records have been skipped."""
         self._service.repaired()
 
     async def delete_group(self, group: str) -> None:

@@ -1,13 +1,13 @@
-"""Who may ask, and how. It stands before the app, so that nothing of a refused request is looked at.
+"""Access control. It runs before the app, so that the app sees nothing of a refused request.
 
-On this machine alone no token is needed, but a browser is on this machine too: a web page must neither reach the
-API under a name of its own (DNS rebinding), nor send it something that changes anything, nor have it look for
-something that costs much. So the Host must be one of this machine's, a page of another origin is refused whatever it
-asks for, also as an image (a link to a page of ours may be followed), and what changes something must say that it is
-JSON, which a page can't without asking first. With a token none of that is needed: a page does not know it.
+If only this machine is served no token is needed, but a browser runs on this machine too. A web page must not reach the
+API under a name of its own (DNS rebinding), change anything, or start an expensive search. So the Host must be one of
+this machine's names. A page of another origin is refused whatever it requests, even an image; only a link to one of our
+pages may be followed. A request that changes something must be JSON, which a page can't send to another origin without
+asking first. With a token none of that is needed: a page does not know it.
 
-Instead of the token a browser may have the cookie that the login gave it (pages.py). A browser sends it by itself, so
-what comes with it must come from a page of this very origin; other ports of this machine are other origins.
+Instead of the token a browser may have the cookie that it got from the login (pages.py). A browser sends it by itself,
+so a request with the cookie must come from a page of the same origin. Other ports of this machine are other origins.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ MAX_BODY_BYTES = 64 << 20
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _OPEN_PATHS = ("/healthz",)
-"""Asked without a token by whatever watches the process; they tell nothing."""
+"""Paths that need no token, for monitors of the process. They reveal nothing."""
 _READING = ("GET", "HEAD")
 _LINKED_PATHS = (*pages.PAGES, pages.LOGIN, "/docs")
-"""Pages that a link on any other page may lead to: they hold no data."""
+"""Pages that any other page may link to: they hold no data."""
 
 
 class _TooLargeError(BaseException):
-    """The body has more than MAX_BODY_BYTES. Not an Exception, so that the app does not take it for one of its own."""
+    """The body has more than MAX_BODY_BYTES. Not an Exception, so that the app does not handle it."""
 
 
 class Guard:
-    """Lets requests pass, or answers with what is wrong with them."""
+    """Lets requests pass, or answers with the problem."""
 
     def __init__(self, app: ASGIApp, *, token: str | None) -> None:
         self._app = app
@@ -67,7 +67,7 @@ class Guard:
         await self._bounded(scope, receive, send)
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the app answer; if the body turns out to be too large, that is the answer, whatever the app makes of it."""
+        """Let the app answer. If the body turns out to be too large, answer with that, whatever the app does."""
         received = 0
 
         async def bounded() -> Message:
@@ -103,7 +103,7 @@ class Guard:
                     return HTTPStatus.FORBIDDEN, why
             elif not is_open and (scheme.lower() != "bearer" or not is_right):
                 return HTTPStatus.UNAUTHORIZED, (
-                    "a token is required: send it as `Authorization: Bearer TOKEN`; admin.token.file has it"
+                    "a token is required: send it as `Authorization: Bearer TOKEN`; admin.token.file names its file"
                 )
         else:
             host = _without_port(headers.get("host", ""))
@@ -113,7 +113,7 @@ class Guard:
                 )
             origin = headers.get("origin")
             if origin is not None and origin.removeprefix("http://") != headers.get("host"):
-                return HTTPStatus.FORBIDDEN, f"a page of another origin asks: {origin}"
+                return HTTPStatus.FORBIDDEN, f"the request comes from a page of another origin: {origin}"
             if (why := _foreign(method, path, headers)) is not None:
                 return HTTPStatus.FORBIDDEN, why
         length = headers.get("content-length", "0")
@@ -136,24 +136,24 @@ class Guard:
 
 
 def _foreign(method: str, path: str, headers: Headers) -> str | None:
-    """Say why a request that a browser has sent comes neither from a page of ours nor from a link to one."""
+    """Return why a browser's request comes neither from one of our pages nor from a link to one."""
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
-        return f"a page of another origin asks: {origin}"
+        return f"the request comes from a page of another origin: {origin}"
     site = headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none") and not _follows_a_link(method, path, headers):
-        return f"a page of another origin asks: Sec-Fetch-Site is {site}"
+        return f"the request comes from a page of another origin: Sec-Fetch-Site is {site}"
     return None
 
 
 def _follows_a_link(method: str, path: str, headers: Headers) -> bool:
-    """Tell whether somebody opens one of our pages, in a window and not in a frame, from a page elsewhere."""
+    """Return whether a link on another page opens one of our pages, in a window and not in a frame."""
     fetched = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
     return method in _READING and path in _LINKED_PATHS and fetched == ("navigate", "document")
 
 
 def _is_navigation(scope: Scope, headers: Headers) -> bool:
-    """Whether somebody opens one of the pages in a browser."""
+    """Return whether a browser opens one of our pages."""
     return (
         scope["method"] == "GET"
         and scope["path"] in pages.PAGES
@@ -162,7 +162,7 @@ def _is_navigation(scope: Scope, headers: Headers) -> bool:
     )
 
 
-_TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes; Kafka clients are the way for much data"
+_TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes; use a Kafka client for more data"
 
 
 def _without_port(host: str) -> str:

@@ -1,4 +1,4 @@
-"""Ready, and if not: why."""
+"""Readiness, and the problems that prevent it."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Listens(Protocol):
     def address(self) -> tuple[str, int]: ...
 
     def group_problems(self) -> list[str]:
-        """What could not be read of consumer groups."""
+        """Return the problems of reading consumer groups."""
 
 
 def problems(
     context: AdminContext, broker: Listens | None, loop: asyncio.AbstractEventLoop | None
 ) -> list[str]:
-    """What keeps the server from being ready. Blocks for some seconds at most."""
+    """Return the problems that keep the server from being ready. Block for some seconds at most."""
     return [*_broker_problems(broker, loop), *_wal_problems(context), *_worker_problems(context)]
 
 
 def status(
     context: AdminContext, broker: Listens | None, loop: asyncio.AbstractEventLoop | None
 ) -> dict[str, Any]:
-    """The server's processes, what the worker did, and what is wrong."""
+    """Return the server's processes, the worker's status, and the problems."""
     server = running.load(context.log.path)
     found = problems(context, broker, loop)
     return {
@@ -59,7 +59,7 @@ def status(
                 for name, child in server.children.items()
             },
         },
-        # Whoever can be asked this has been started.
+        # A server that answers this has started.
         "starting": None,
         "writer": holder(context.log.path, Role.WRITER),
         "worker": worker_status(context.log.path),
@@ -86,7 +86,7 @@ def _wal_problems(context: AdminContext) -> list[str]:
         if partition.failed
     ]
     if not os.access(context.log.path, os.W_OK):
-        found.append(f"the data folder {context.log.path} can't be written")
+        found.append(f"the data folder {context.log.path} can't be written to")
     left = os.statvfs(context.log.path)
     if left.f_bavail == 0:
         found.append(f"there is no space left on the disk of {context.log.path}")
@@ -94,18 +94,18 @@ def _wal_problems(context: AdminContext) -> list[str]:
 
 
 def _worker_problems(context: AdminContext) -> list[str]:
-    # From a file of the data folder: it is so, whether or not the worker is there to be asked.
+    # From a file in the data folder: these problems exist whether or not the worker answers.
     found = cleaning_problems(context.log.path)
     try:
         context.worker.ping()
     except UnavailableError as error:
-        # The error tells one that is gone from one that is slow.
+        # The error distinguishes a worker that is gone from one that is slow.
         return [f"the worker{str(error).removeprefix('The worker').removesuffix('.')}", *found]
     return found
 
 
 def cleaning_problems(data_folder: Path) -> list[str]:
-    """What keeps failing to be compacted or erased, one line a reason: one that is all topics' own is said once."""
+    """Return the compactions and erasures that keep failing, one line per reason: topics that share it are grouped."""
     status = load_status(data_folder)
     erasures = [
         f"an erasure is not done: {each}" for each in (status.erasures_left if status is not None else ())

@@ -1,8 +1,8 @@
-"""Requests that take long. They run on threads of their own, a bounded number of them.
+"""Long requests. They run on their own threads, a bounded number of them.
 
-Whoever accepts `text/event-stream` is told how it goes: `progress` events with a stage and numbers, then one
-`result` or `problem`. Whoever does not waits for the result. If the asker goes away, the job is told and ends before
-its next commit; what was committed stays.
+A client that accepts `text/event-stream` gets `progress` events with a stage and numbers, then one `result` or
+`problem`. Other clients wait for the result. If the client disconnects, the job is told and stops before its next
+commit; earlier commits stay.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lastword.errors import LastwordError, UnavailableError
 from lastword.folder.problems import to_problem
 
 Job = Callable[[Callable[..., None], Callable[[], bool]], Any]
-"""Does it; is given how to report progress, and whether the asker has gone away."""
+"""Does the work. Its arguments report progress, and tell whether the client has disconnected."""
 
 EVENTS = "text/event-stream"
 ALIVE_S = 10.0
-"""A comment is sent when nothing has been said for so long, so that nobody on the way gives up."""
+"""A comment is sent after this time without an event, so that no proxy on the way gives up."""
 PROGRESS_S = 0.2
-"""Not more often: a bar is for people."""
+"""The shortest time between progress events: a bar is for people."""
 LOOK_S = 1.0
 
 
@@ -39,12 +39,12 @@ class Jobs:
         self._closed = False
 
     def close(self) -> None:
-        """Whoever still waits is told so, within LOOK_S."""
+        """Accept no more jobs. Clients that still wait get an error within LOOK_S."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, request: Request, job: Job) -> Response:
-        """Run a job, and answer as the request asks for it."""
+        """Run a job, and answer with events or with the result, as the request accepts."""
         self._check_open()
         if EVENTS in request.headers.get("accept", ""):
             return StreamingResponse(
@@ -74,13 +74,13 @@ class Jobs:
 
     def _result(self, done: asyncio.Future[Any]) -> Any:
         if done.cancelled():
-            # Before its turn came.
+            # Before it could start.
             self._check_open()
         return done.result()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UnavailableError("The server is being stopped; this job ends before its next commit.")
+            raise UnavailableError("The server is stopping; this job ends before its next commit.")
 
     async def _events(self, job: Job) -> AsyncIterator[str]:
         loop = asyncio.get_running_loop()
@@ -126,7 +126,7 @@ class Jobs:
 
 
 def _seen(done: asyncio.Future[Any]) -> None:
-    """Whoever asked may be gone: then nobody else looks at the error."""
+    """Retrieve the error: if the client is gone, nothing else does."""
     if not done.cancelled():
         done.exception()
 

@@ -1,4 +1,4 @@
-"""What requests may say. A field that is not known is refused, and named."""
+"""The bodies of requests. An unknown field is refused, and the error names it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _number(given: object) -> object:
 SnapshotId = Annotated[
     int,
     BeforeValidator(_number, json_schema_input_type=int | str),
-    Field(description="A snapshot, as in the history."),
+    Field(description="The id of a snapshot, as in the history."),
 ]
 
 
@@ -28,7 +28,7 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     def said(self) -> Json:
-        """What an operation of the table is told."""
+        """Return the request of the operation in the table."""
         return self.model_dump()
 
 
@@ -39,56 +39,56 @@ class NewTopic(_Body):
     partitions: int = 1
     config: dict[str, str] = Field(
         default_factory=dict,
-        description="Settings of its own.",
+        description="The topic's own settings.",
         examples=[{"cleanup.policy": "compact"}],
     )
 
 
 class TopicChanges(_Body):
-    """Changes of a topic: everything is applied, or nothing."""
+    """Changes to a topic. Either all are applied or none."""
 
-    set: dict[str, str] = Field(default_factory=dict, description="Settings to give to the topic.")
+    set: dict[str, str] = Field(default_factory=dict, description="Settings to set on the topic.")
     unset: list[str] = Field(
-        default_factory=list, description="Settings to take back, so that they are inherited again."
+        default_factory=list, description="Settings to remove, so that they are inherited again."
     )
     partitions: int | None = Field(default=None, description="The new, larger number of partitions.")
 
 
 class DeleteRecords(_Body):
-    """Up to where the records of a partition go."""
+    """The records of a partition to delete."""
 
     partition: int
-    before: int = Field(description="The new log start; -1: all records go.")
+    before: int = Field(description="The new log start; -1 deletes all records.")
 
 
 class CompactTopic(_Body):
     """How to compact one topic."""
 
-    partitions: list[int] | None = Field(default=None, description="Only these; null is all.")
-    seal: bool = Field(default=True, description="Seal first what is only in the WAL.")
-    force: bool = Field(default=False, description="Go through everything, also where nothing is dirty.")
+    partitions: list[int] | None = Field(default=None, description="Only these; null means all.")
+    seal: bool = Field(default=True, description="First seal records that are only in the WAL.")
+    force: bool = Field(default=False, description="Compact every partition, even if nothing is dirty.")
     dry_run: bool = False
 
 
 class CompactAll(_Body):
     """Which partitions of all topics to compact."""
 
-    all: bool = Field(default=False, description="Whatever is dirty, not only what is due.")
+    all: bool = Field(default=False, description="Everything that is dirty, not only what is due.")
     dry_run: bool = False
 
 
 class Verify(_Body):
-    """Two snapshots; without them those around the last compaction."""
+    """The snapshots to compare; by default those before and after the last compaction."""
 
     before: SnapshotId | None = None
     after: SnapshotId | None = None
 
 
 class Erase(_Body):
-    """Keys whose every trace goes."""
+    """The keys to erase."""
 
     keys: list[str] = Field(default_factory=list, description="Keys that are text.")
-    keys_base64: list[str] = Field(default_factory=list, description="Keys that are any bytes.")
+    keys_base64: list[str] = Field(default_factory=list, description="Keys of any bytes, in base64.")
 
     def said(self) -> Json:
         return {"keys_base64": keys_of(self.keys, self.keys_base64)}
@@ -98,26 +98,26 @@ class Retention(_Body):
     """A round of retention."""
 
     dry_run: bool = False
-    topics: list[str] | None = Field(default=None, description="Only these; null is all.")
+    topics: list[str] | None = Field(default=None, description="Only these; null means all.")
 
 
 class Backup(_Body):
-    """Where a backup of the whole log goes."""
+    """The destination of a backup of the whole log."""
 
     to: str = Field(
-        description="A folder of the server's machine, by its whole path, or an address such as `s3://bucket/path`."
+        description="A folder on the server's machine, by its absolute path, or an address such as `s3://bucket/path`."
     )
-    keep: int | None = Field(default=None, ge=1, description="Only so many of the newest stay; null: all.")
+    keep: int | None = Field(default=None, ge=1, description="Keep only the newest N; null keeps all.")
     properties: dict[str, str] = Field(
         default_factory=dict,
-        description="How to reach the object store, beside the properties of the server's catalog.",
+        description="Properties of the object store, in addition to those of the server's catalog.",
         examples=[{"s3.endpoint": "http://127.0.0.1:9000"}],
     )
 
     def said(self) -> Json:
         if "://" not in self.to and not self.to.startswith("/"):
             raise InvalidError(
-                f"to: {self.to!r} must be a whole path, or an address such as s3://bucket/path."
+                f"to: {self.to!r} must be an absolute path, or an address such as s3://bucket/path."
             )
         return self.model_dump()
 
@@ -137,21 +137,21 @@ REQUESTS: dict[str, type[_Body]] = {
     "backup": Backup,
     "retention": Retention,
 }
-"""What the operations of the table are asked with; the others take nothing."""
+"""The bodies of the operations in the table. The other operations take none."""
 
 
 class NewRecords(_Body):
-    """Records to append, once all of them have been checked."""
+    """Records to append after all of them have been checked."""
 
     records: Records = Field(
         max_length=100_000,
-        description="Each an object with `value` (text or null, or `value_base64`), and if wanted `key` (or "
+        description="Each is an object with `value` (text or null, or `value_base64`), and optionally `key` (or "
         "`key_base64`), `headers`, `timestamp` (milliseconds or ISO 8601) and `partition`.",
         examples=[[{"key": "alice", "value": "Oslo"}, {"key": "bob", "value": None}]],
     )
     partition: int | None = Field(default=None, description="Append to this partition.")
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
-    check_only: bool = Field(default=False, description="Check the records, and append none.")
+    check_only: bool = Field(default=False, description="Check the records without appending them.")
 
 
 class Problem(BaseModel):
@@ -161,7 +161,7 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str
-    error: str = Field(description="The name of the error in Lastword's tree of errors.")
+    error: str = Field(description="The name of the error's class in Lastword.")
 
 
 class StoryRecord(_Body):
@@ -172,12 +172,12 @@ class StoryRecord(_Body):
 
 
 class ClockMove(_Body):
-    """How far a story's clock is put forward."""
+    """How far to move a story's clock forward."""
 
     forward_ms: int = Field(ge=0, le=366 * 24 * 3600 * 1000)
 
 
 class SceneRun(_Body):
-    """Which partition to compact and watch."""
+    """The partition to compact and watch."""
 
     partition: int = Field(default=0, ge=0)

@@ -1,4 +1,4 @@
-"""What the API offers, as a page for people. It loads nothing from elsewhere: a script on it could do what its reader may."""
+"""The API's reference, as a page for people. It loads nothing from elsewhere: a script could do all that its reader may."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def page(schema: dict[str, Any]) -> str:
-    """A page made from the OpenAPI description."""
+    """Make the page from the OpenAPI description."""
     by_tag: dict[str, list[str]] = {}
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
@@ -42,7 +42,7 @@ def _row(method: str, path: str, operation: dict[str, Any], schema: dict[str, An
 
 
 def _fields(operation: dict[str, Any], schema: dict[str, Any]) -> str:
-    """The names of what may be given, in the query and in the body."""
+    """Return the names of the parameters in the query and the fields in the body."""
     query = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
     model = schema["components"]["schemas"].get(body.get("$ref", "").rpartition("/")[2], {})

@@ -1,11 +1,11 @@
-"""The dashboard: its pages, which are static files, and what only they ask for.
+"""The dashboard: its pages, which are static files, and the paths that only they use.
 
-A page holds no data; it asks the API for everything and sets it as text. Its policy allows scripts and styles of this
-server alone, none within the page, and no text to become markup.
+A page holds no data: it asks the API for everything and sets it as text. Its policy allows only scripts and styles of
+this server, none within the page, and no text to become markup.
 
-With a token, a browser can't send it when it opens a page. So the page at /login takes the token, sends it once as
-everybody else does, and gets a cookie instead, which is not the token and which scripts can't read. The cookie is good
-for pages of this very origin only (guard.py).
+A browser can't send a token when it opens a page. So the page at /login takes the token, sends it once like any other
+client, and gets a cookie instead, which is not the token and which scripts can't read. The cookie is valid only for
+pages of the same origin (guard.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WEB = Path(__file__).with_name("web")
 PAGES = ("/", "/topic", "/records", "/live", "/scene")
 LOGIN = "/login"
 OPEN_PATHS = (LOGIN, "/web/login.js", "/web/base.css", "/web/icon.svg")
-"""What somebody without a token needs to give one; none of it tells anything."""
+"""Paths that need no token, so that one can be entered. They reveal nothing."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -53,13 +53,13 @@ class _File:
 
 
 def cookie_of(token: str) -> tuple[str, str]:
-    """The name and the value of the cookie that stands for a token. Servers on other ports have other names."""
+    """Return the name and the value of the cookie for a token. Servers on other ports have other names."""
     digest = hmac.new(token.encode(), b"lastword dashboard", hashlib.sha256).hexdigest()
     return f"lastword_{digest[:8]}", digest[8:]
 
 
 def add(app: FastAPI, context: AdminContext) -> None:
-    """The pages and their own paths."""
+    """Add the pages and their own paths."""
     overview = views.Overview(context.log)
     _add_files(app, overview)
     _add_login(app)
@@ -87,7 +87,7 @@ def _add_files(app: FastAPI, overview: views.Overview) -> None:
 
     async def page(request: Request) -> Response:
         if request.url.path == "/":
-            # The page will ask for it as soon as its scripts are there.
+            # The page asks for it as soon as its scripts are loaded.
             overview.begin()
         return answer(request, "index.html")
 
@@ -136,28 +136,28 @@ def _add_login(app: FastAPI) -> None:
 def _add_views(app: FastAPI, context: AdminContext, overview: views.Overview) -> None:
     @app.get("/v1/session", tags=["dashboard"])
     async def session(request: Request) -> Json:
-        """Whether it is a login's cookie that lets the asker in."""
+        """Tell whether the client is signed in by the login's cookie."""
         return {"by_cookie": any(name.startswith("lastword_") for name in request.cookies)}
 
-    # These two are large and plain: they go out as they are, without a second look at each value.
+    # These two are large and plain: they are sent as they are, without validating each value.
     @app.get("/v1/views/overview", tags=["dashboard"], response_model=Json)
     def all_topics() -> Response:
-        """All topics, a row each: what they have, how dirty they are, what is due and why, what is wrong."""
+        """List all topics, one row each: their records and sizes, how dirty they are, what is due and why, problems."""
         return JSONResponse(overview.look())
 
     @app.get("/v1/views/topics/{topic}", tags=["dashboard"], response_model=Json)
     def one_topic(
         topic: str,
         estimates: Annotated[
-            bool, Query(description="Also the garbage of each segment, from the files' footers.")
+            bool, Query(description="Also estimate the garbage of each segment, from the files' footers.")
         ] = False,
     ) -> Response:
-        """Where a topic's records are along its offsets, who reads them, and its snapshots."""
+        """Show where a topic's records are along its offsets, its readers, and its snapshots."""
         return JSONResponse(views.layout(context.log, topic, estimates=estimates))
 
     @app.get("/v1/views/topics/{topic}/settings", tags=["dashboard"])
     def settings(topic: str) -> list[Json]:
-        """The settings that a topic may have of its own: what holds and why, what it means, what is allowed."""
+        """List the settings that a topic can have, each with its value, source, meaning and allowed values."""
         return views.settings(context.log, topic)
 
     @app.get("/v1/views/topics/{topic}/records", tags=["dashboard"])
@@ -165,20 +165,20 @@ def _add_views(app: FastAPI, context: AdminContext, overview: views.Overview) ->
         topic: str,
         partition: Annotated[int | None, Query(description="Only this partition.")] = None,
         key: Annotated[str | None, Query(description="Only records of this key, as text.")] = None,
-        key_base64: Annotated[str | None, Query(description="Only records of this key.")] = None,
-        as_of: Annotated[str | None, Query(description="As it was: a time or snapshot:ID.")] = None,
+        key_base64: Annotated[str | None, Query(description="Only records of this key, in base64.")] = None,
+        as_of: Annotated[str | None, Query(description="As of a time or snapshot:ID.")] = None,
         at: Annotated[
             str | None,
             Query(
                 description="newest (the default), oldest, up to `offset:N` or `time:T` (ISO 8601, or milliseconds "
-                "since 1970), or what `next` (older) and `previous` (newer) of another page have."
+                "since 1970), or the `next` (older) or `previous` (newer) of another page."
             ),
         ] = None,
         limit: Annotated[int, Query(alias="max", ge=1, le=MOST_RECORDS)] = 50,
     ) -> Json:
-        """A page of records over all partitions, the newest first: of `total`, `newer` come before it."""
+        """Return a page of records over all partitions, newest first. Of `total`, `newer` come before it."""
         wanted = one_key(key, key_base64)
-        # A key is looked for in all keys; everything else knows where to look.
+        # A key is searched for among all keys; the place of everything else is known.
         with nullcontext() if wanted is None else context.searches.turn():
             return views.records(
                 context.log, topic, partition=partition, key=wanted, as_of=as_of, at=at, limit=limit
@@ -187,21 +187,23 @@ def _add_views(app: FastAPI, context: AdminContext, overview: views.Overview) ->
     @app.get("/v1/views/topics/{topic}/state", tags=["dashboard"])
     def state(
         topic: str,
-        search: Annotated[str | None, Query(description="Only keys that have this text in them.")] = None,
-        as_of: Annotated[str | None, Query(description="As it was: a time or snapshot:ID.")] = None,
+        search: Annotated[str | None, Query(description="Only keys that contain this text.")] = None,
+        as_of: Annotated[str | None, Query(description="As of a time or snapshot:ID.")] = None,
         after: Annotated[
-            str | None, Query(description="Only keys behind this one, as `next` has it.")
+            str | None, Query(description="Only keys after this one, as given in `next`.")
         ] = None,
         limit: Annotated[int, Query(alias="max", ge=1, le=MOST_STATE)] = 100,
     ) -> Json:
-        """A page of the newest record of each key, without deleted keys, by key; null where there are too many to count."""
+        """Return a page of the newest record of each key, without deleted keys, ordered by key. A count is null if there
+        are too many keys to count.
+        """
         behind = None if after is None else decoded(after, "after")
         with context.searches.turn():
             return views.state(context.log, topic, search=search, as_of=as_of, limit=limit, after=behind)
 
     @app.get("/v1/views/engine", tags=["dashboard"])
     def engine() -> Json:
-        """What compacts in the worker's process, and how it is doing."""
+        """Show the compaction engine in the worker's process, and its state."""
         try:
             found: Json = context.worker.ask("engine", {})
         except UnavailableError as error:

@@ -57,7 +57,7 @@ def problem_of(error: LastwordError) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Every error of the app becomes a problem document."""
+    """Turn every error of the app into a problem document."""
 
     @app.exception_handler(LastwordError)
     async def of_ours(_request: Request, error: LastwordError) -> JSONResponse:
@@ -78,7 +78,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def of_bugs(request: Request, error: Exception) -> JSONResponse:
-        logger.error("%s %s met an unexpected error", request.method, request.url.path, exc_info=error)
+        logger.error(
+            "%s %s failed with an unexpected error", request.method, request.url.path, exc_info=error
+        )
         return problem(
             HTTPStatus.INTERNAL_SERVER_ERROR,
             "LastwordError",

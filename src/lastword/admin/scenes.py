@@ -1,7 +1,7 @@
-"""The scene over HTTP: stories, each a log of its own, and runs of real topics to watch.
+"""The scene over HTTP: stories, each with its own log, and runs of real topics to watch.
 
 A story is compacted in this process, on its own few records; a topic by the worker, like any other compaction that is
-asked for. At most MOST_STORIES are kept: whoever begins another one ends the one that was not touched for longest.
+asked for. At most MOST_STORIES are kept: a new one ends the least recently used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_STORY_RECORDS = 300
 
 
 class Stories:
-    """The stories that are being told, by id."""
+    """The open stories, by id."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class Stories:
         return {"id": story_id, "steps": story.steps, "told": 0, **story.picture()}
 
     def do(self, story_id: str, act: Callable[[scene.Story], T]) -> T:
-        """Do something to a story; one thing at a time."""
+        """Do something with a story, one thing at a time."""
         with self._lock:
             found = self._stories.get(story_id)
             if found is not None:
@@ -68,7 +68,7 @@ class Stories:
 
 
 def add(app: FastAPI, context: AdminContext, jobs: Jobs, stories: Stories) -> None:
-    """The scene's paths."""
+    """Add the scene's paths."""
     _add_stories(app, stories)
     _add_topics(app, context, jobs)
 
@@ -76,17 +76,17 @@ def add(app: FastAPI, context: AdminContext, jobs: Jobs, stories: Stories) -> No
 def _add_stories(app: FastAPI, stories: Stories) -> None:
     @app.post("/v1/scene/stories", tags=["scene"], status_code=201)
     def begin_story(_nothing: models.Nothing) -> Json:
-        """Begin the story of alice, bob and carol, on a log of its own."""
+        """Begin the story of alice, bob and carol, on its own log."""
         return stories.begin()
 
     @app.get("/v1/scene/stories/{story}", tags=["scene"])
     def look_at_story(story: str) -> Json:
-        """A story as it is: its steps, how many are told, and the picture of its partition."""
+        """Show a story: its steps, how many are told, and the picture of its partition."""
         return stories.do(story, lambda each: {"steps": each.steps, "told": each.told, **each.picture()})
 
     @app.post("/v1/scene/stories/{story}/advance", tags=["scene"])
     def advance_story(story: str, _nothing: models.Nothing) -> Json:
-        """Do the next step of a story: `picture`, or `run` with its frames."""
+        """Do the next step of a story. The answer has `picture`, or `run` with its frames."""
         return stories.do(story, lambda each: {**each.advance(), "clock_ahead_ms": each.clock.ahead_ms})
 
     @app.post("/v1/scene/stories/{story}/produce", tags=["scene"])
@@ -110,24 +110,24 @@ def _add_stories(app: FastAPI, stories: Stories) -> None:
 
     @app.post("/v1/scene/stories/{story}/compact", tags=["scene"])
     def compact_story(story: str, _nothing: models.Nothing) -> Json:
-        """Seal and compact a story's partition, really: `run` has the frames of it."""
+        """Really seal and compact a story's partition. `run` has the frames."""
         return stories.do(story, lambda each: each.compact())
 
     @app.post("/v1/scene/stories/{story}/clock", tags=["scene"])
     def move_story_clock(story: str, wanted: models.ClockMove) -> Json:
-        """Put a story's clock forward."""
+        """Move a story's clock forward."""
         return stories.do(story, lambda each: each.move_clock(wanted.forward_ms))
 
 
 def _add_topics(app: FastAPI, context: AdminContext, jobs: Jobs) -> None:
     @app.get("/v1/topics/{topic}/scene", tags=["scene"])
     def look_at_topic(topic: str, partition: Annotated[int, Query(ge=0)] = 0) -> Json:
-        """A partition of a few hundred records at most, as the scene shows it."""
+        """Show a partition of at most a few hundred records, as the scene does."""
         return {"picture": scene.picture(context.log, topic, partition)}
 
     @app.post("/v1/topics/{topic}/scene/run", tags=["scene"])
     async def run_topic(request: Request, topic: str, wanted: models.SceneRun) -> Response:
-        """Seal and compact a partition, really: `run` has the frames of it."""
+        """Really seal and compact a partition. `run` has the frames."""
         compact = context.worker.job(
             COMPACT_TOPIC.name, **COMPACT_TOPIC.request(topic, partitions=[wanted.partition])
         )

@@ -1,4 +1,4 @@
-"""The admin API on a thread and an event loop of its own."""
+"""The admin API on its own thread and event loop."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ logger = logging.getLogger(__name__)
 START_S = 10.0
 STOP_S = 5
 THREADS = 16
-"""For handlers that block; the jobs that take long have their own."""
+"""Threads for handlers that block. Long jobs have their own."""
 
 
 class AdminServer:
-    """Listens from the making on, answers from `start` on, until `close`."""
+    """Listens as soon as it is made, and answers from `start` until `close`."""
 
     def __init__(self, host: str, port: int, *, token: str | None) -> None:
         if token is None and not is_loopback(host):
             raise InvalidConfigError(
-                f"The admin API would listen at {host}, beyond this machine, without a token; name a file that has "
-                f"one with admin.token.file, or listen at 127.0.0.1."
+                f"The admin API would listen at {host}, beyond this machine, without a token; name a file with a token "
+                f"in admin.token.file, or listen at 127.0.0.1."
             )
         self._token = token
         self._socket = _listen(host, port)
@@ -76,7 +76,7 @@ class AdminServer:
         try:
             asyncio.run(serve())
         except Exception:
-            logger.exception("the admin API ended by an unexpected error")
+            logger.exception("the admin API ended with an unexpected error")
 
 
 def is_loopback(host: str) -> bool:
@@ -89,15 +89,15 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(path: Path) -> str:
-    """The token that a file has."""
+    """Read the token from a file."""
     try:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfigError(f"admin.token.file: can't read {path}: {error}") from error
     if len(token) < 16:
         raise InvalidConfigError(
-            f"admin.token.file: the token in {path} has {len(token)} characters; at least 16 are needed, such as "
-            f"`openssl rand -hex 32` gives"
+            f"admin.token.file: the token in {path} has {len(token)} characters; at least 16 are needed, such as from "
+            f"`openssl rand -hex 32`"
         )
     return token
 

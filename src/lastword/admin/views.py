@@ -1,9 +1,9 @@
-"""What the pages show that no other path tells in one answer: all topics in a row each, and one topic drawn to scale.
+"""Data for the pages that no other path returns in one answer: all topics, one row each, and one topic drawn to scale.
 
-A row is made from the table's snapshot, which is asked for with one small query, and from what the writer has in memory;
-no WAL is opened and no segment. Rows are kept for a moment, so that several open pages cost no more than one, and no
-request waits until all of many topics have been looked at.
-Ids of snapshots are text here: they have more digits than a number of a browser can hold.
+A row is made from the table's snapshot, which takes one small query, and from the writer's memory; no WAL and no segment
+is opened. Rows are kept for a moment, so that several open pages cost no more than one, and no request waits until all
+of many topics have been looked at.
+Ids of snapshots are text here: they have more digits than a number in a browser can hold.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from lastword.segments.sketch import Sketches
 from lastword.wal.deleter import LocalFile
 
 FRESH_S = 2.0
-"""So old a view of all topics may be before somebody looks again."""
+"""The age at which the view of all topics is refreshed."""
 WAIT_S = 0.1
-"""So long a request waits for that look, which is enough for some hundred topics; after it, it is answered with what
-there is, which of more topics is as of the look before."""
+"""How long a request waits for a refresh, which is enough for some hundred topics. After that it is answered with the
+rows that there are; with more topics these are from the refresh before."""
 MOST_DRAWN = 240
-"""Of more segments in a partition neighbours are drawn as one: a screen has no more room."""
+"""With more segments in a partition, neighbours are drawn as one: a screen has no more room."""
 MOST_FOOTERS = 512
-"""The garbage of a segment is estimated from its footer, a small read; of more segments it would take too long."""
+"""The garbage of a segment is estimated from its footer, a small read; for more segments it would take too long."""
 MOST_SNAPSHOTS = 200
 PAGE_BYTES = 4 << 20
-"""A page ends with the record that passes so many bytes of keys and values."""
+"""A page ends with the record that passes this many bytes of keys and values."""
 
 
 # --------------------------------------------------------------------------------------------- all topics
 
 
 class Overview:
-    """All topics, a row each. The look at them is a thread's; who asks waits for it, but not for long."""
+    """All topics, one row each. A thread refreshes them; a request waits for it, but not for long."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -63,12 +63,12 @@ class Overview:
         self._looking: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Look, if it is time to, for somebody who is about to ask."""
+        """Start a refresh, if one is due, for a request that is about to come."""
         with self._lock:
             self._start()
 
     def look(self) -> Json:
-        """The rows as of a moment ago. Of what has not been looked at yet a row has `pending`, and no numbers."""
+        """Return the rows as of a moment ago. A topic that was not looked at yet has `pending`, and no numbers."""
         with self._lock:
             self._start()
             looking = self._looking
@@ -103,7 +103,7 @@ class Overview:
                 self._looked_s = monotonic_s()
 
     def _names(self) -> list[str]:
-        """The broker has opened every topic but those that can't be read; where nobody has, the catalog is asked."""
+        """Return the names of all topics. The broker opens all but unreadable ones; if none is open, ask the catalog."""
         opened = {name for name in list(self._log.opened_topics()) if not is_internal(name)}
         unreadable = {name for name, row in list(self._rows.items()) if row["state"] == "unreadable"}
         return sorted(opened | unreadable) if opened else self._log.topics()
@@ -118,7 +118,7 @@ class Overview:
 
 
 def _failing(data_folder: Path) -> dict[str, list[str]]:
-    """What keeps failing to be compacted, by topic."""
+    """Return the compactions that keep failing, by topic."""
     found: dict[str, list[str]] = {}
     status = load_status(data_folder)
     for each in status.failing if status is not None else ():
@@ -180,7 +180,7 @@ def _policy(topic: Topic) -> str:
 
 
 def _local(topic: Topic, snapshot: Snapshot, now_ms: int) -> tuple[int, int]:
-    """How long the oldest rolled WAL file has been waiting to be sealed, and the bytes of all files, by the writers."""
+    """Return how long the oldest rolled WAL file has waited to be sealed, and the bytes of all files of the writers."""
     waiting_ms, size_bytes = 0, 0
     for at, partition in zip(snapshot.positions, topic.all_partitions(), strict=False):
         if not partition.is_open:
@@ -207,9 +207,9 @@ def _by_partition(segments: Iterable[Segment]) -> dict[int, list[Segment]]:
 
 
 def layout(log: Log, name: str, *, estimates: bool = False) -> Json:
-    """Where the records of a topic are, along its offsets; who reads them; what was done to them.
+    """Return where the records of a topic are along its offsets, its readers, and its snapshots.
 
-    With `estimates` also the garbage of each segment: footers are read for it.
+    With `estimates`, also estimate the garbage of each segment, which reads footers.
     """
     topic = log.topic(name)
     now_ms = log.clock.now_ms()
@@ -252,7 +252,7 @@ def layout(log: Log, name: str, *, estimates: bool = False) -> Json:
 
 
 def _drawn(segments: Sequence[Segment], first_dirty: int, garbage: dict[str, int]) -> list[list[Any]]:
-    """First and last offset, records, bytes, whether dirty, garbage (None: not known), segments that it stands for."""
+    """Return for each bar: first and last offset, records, bytes, whether dirty, garbage (None: unknown), segments."""
     size = -(-len(segments) // MOST_DRAWN) or 1
     drawn = []
     for start in range(0, len(segments), size):
@@ -273,9 +273,9 @@ def _drawn(segments: Sequence[Segment], first_dirty: int, garbage: dict[str, int
 
 
 def _garbage(topic: Topic, by_partition: dict[int, list[Segment]]) -> dict[str, int]:
-    """About how many records of each segment are beaten by records elsewhere, by path.
+    """Estimate how many records of each segment are superseded by records elsewhere, by path.
 
-    Walked from the end that wins: what a segment adds to the distinct keys seen so far is what it has of winners.
+    Start at the end that wins: the distinct keys that a segment adds to those seen so far are its winners.
     """
     if not topic.settings.compacts:
         return {}
@@ -290,7 +290,7 @@ def _garbage(topic: Topic, by_partition: dict[int, list[Segment]]) -> dict[str, 
                 found[segment.path] = max(0, min(keyed, round(keyed - (keys_now - keys))))
                 keys = max(keys, keys_now)
     except (LastwordError, OSError):
-        # A file that is being replaced, or a storage that is away: the drawing goes without.
+        # A file is being replaced, or the storage is unavailable: draw without estimates.
         return {}
     return found
 
@@ -325,7 +325,7 @@ def _readers(
 
 
 def _snapshots(topic: Topic, now_ms: int) -> list[Json]:
-    """The newest first. A compaction's duration is the longest of its partitions'."""
+    """Return the snapshots, newest first. A compaction's duration is that of its slowest partition."""
     found = []
     history = topic.history()
     for before, snapshot in zip([None, *history[:-1]], history, strict=True):
@@ -356,7 +356,7 @@ def _snapshots(topic: Topic, now_ms: int) -> list[Json]:
 
 
 def settings(log: Log, name: str) -> list[Json]:
-    """The settings that a topic may have of its own: what holds, why, what it means, what is allowed."""
+    """Return the settings that a topic can have, each with its value, source, meaning and allowed values."""
     return [
         {**asdict(each), "meaning": known.meaning, "allowed": known.kind.allowed, "unset": known.unset}
         for each in log.explain_config(name)
@@ -378,9 +378,9 @@ def records(
     limit: int,
     max_bytes: int = PAGE_BYTES,
 ) -> Json:
-    """A page of records over all partitions, the newest first, and how many there are.
+    """Return a page of records over all partitions, newest first, and how many there are.
 
-    `at` is where: newest, oldest, up to `offset:N` or `time:T`, or before or since a place that another page named.
+    `at` is the place: newest, oldest, up to `offset:N` or `time:T`, or before or since a place that another page named.
     """
     topic = log.topic(name)
     point = None if as_of is None else point_of(topic, as_of, partition)
@@ -400,7 +400,7 @@ def records(
     before, since = _places(topic, at)
     found = page(before, since)
     if since is not None and found.since is None:
-        # Those that are newer are fewer than a page: it is filled with older ones.
+        # The newer records don't fill a page: fill it with older ones.
         found = page()
     return {
         "topic": name,
@@ -413,7 +413,7 @@ def records(
 
 
 def _places(topic: Topic, at: str | None) -> tuple[Offsets | None, Offsets | None]:
-    """The place before which a page is, or the one from which on it is."""
+    """Return the place before which the page's records are, or the one since which they are."""
     kind, _, rest = (at or "newest").partition(":")
     match kind:
         case "newest":
@@ -429,7 +429,7 @@ def _places(topic: Topic, at: str | None) -> tuple[Offsets | None, Offsets | Non
         case "since" if (place := _place(rest)) is not None:
             return None, place
     raise InvalidError(
-        f"at is {at!r}; allowed: newest, oldest, offset:N, time:T, and what `next` and `previous` have"
+        f"at is {at!r}; allowed: newest, oldest, offset:N, time:T, and the values of `next` and `previous`"
     )
 
 
@@ -457,7 +457,7 @@ def state(
     after: bytes | None = None,
     max_bytes: int = PAGE_BYTES,
 ) -> Json:
-    """A page of the newest record of each key whose key has some text in it, by key."""
+    """Return a page of the newest record of each key that contains some text, ordered by key."""
     topic = log.topic(name)
     page = state_page(
         topic,

@@ -1,13 +1,13 @@
-"""The command line: `lastword`. One file a group of commands; none imports Arrow or Iceberg before it must.
+"""The command line, `lastword`. One file per group of commands; each imports Arrow and Iceberg only when needed.
 
-main.py          the entry point, and the one place where errors become messages and exit codes
-options.py       what every command shares: its options, the session that they make, how a command is declared
-output.py        the one place that prints: tables for people, JSON for programs
-backend.py       how commands reach a log: by opening it, or through the admin API of the server that holds it
+main.py          the entry point, and the only place that turns errors into messages and exit codes
+options.py       the parts that all commands share: options, the session, the declaration of commands
+output.py        the only place that prints: tables for people, JSON for programs
+backend.py       how commands reach a log: they open it, or ask the admin API of the server that holds it
 direct.py        the backend without a server
 remote.py        the backend beside a server
-input_lines.py   lines on their way in
-record_lines.py  records as lines
+input_lines.py   input lines, parsed into records
+record_lines.py  records, formatted as lines
 topic.py         topic create, alter, list, delete, seal, delete-records, repair
 describe.py      topic describe
 history.py       topic history

@@ -1,7 +1,7 @@
-"""How commands reach a log: by opening it here, or through the admin API of the server that holds its data folder.
+"""How commands reach a log: they open it, or ask the admin API of the server that holds its data folder.
 
-A command asks its session's backend and renders what it gets, plain data, without knowing which of the two it is.
-Reading records (`consume`) is not here: it needs no role, so it is done here even beside a server.
+A command calls its session's backend and renders the plain data that it returns, without knowing which of the two it is.
+Reading records (`consume`) is not in the backend: it needs no role, so this process does it even beside a server.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Appender(Protocol):
     def append(
         self, records: Sequence[Parsed], *, partition: int | None, compression: str
     ) -> list[tuple[int, int]]:
-        """Append records, once all of them have been checked; the partition and the offset of each."""
+        """Append records after checking all of them, and return the partition and the offset of each."""
         ...
 
     def check(self, records: Sequence[Parsed], *, partition: int | None) -> None:
-        """Raise what `append` would raise because of the records."""
+        """Raise the error that `append` would raise because of the records."""
         ...
 
 
 class Backend(Protocol):
-    """What commands ask for. Results and errors are the same, whoever does it."""
+    """The operations that commands call. Both implementations return the same results and raise the same errors."""
 
     def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do one of the operations of lastword.operations.table."""
+        """Run one of the operations of lastword.operations.table."""
         ...
 
     def broker_settings(self) -> list[Json]: ...

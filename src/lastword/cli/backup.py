@@ -1,4 +1,4 @@
-"""`lastword backup` and `lastword restore`: copies of the whole log, and logs made of them."""
+"""`lastword backup` and `lastword restore`: back up the whole log, and make a new log from a backup."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ PropertyOption = Annotated[
     typer.Option(
         "--property",
         metavar="KEY=VALUE",
-        help="How to reach the object store, as under `catalog:` in the settings; can be repeated.",
+        help="A property of the object store, as under `catalog:` in the settings; can be repeated.",
         show_default=False,
     ),
 ]
 
 
 class _Group(TyperGroup):
-    """`lastword backup TO` is `lastword backup create TO`, its options before or after TO."""
+    """Reads `lastword backup TO` as `lastword backup create TO`, with options before or after TO."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # Also without anything: what a variable that is not set leaves of a cron job must not end with 0.
+        # Also without arguments: a cron job whose variable for TO is not set must not end with 0.
         if not {*self.commands, *self.get_help_option_names(ctx)} & {*args}:
             args = ["create", *args]
         return super().parse_args(ctx, args)
@@ -37,7 +37,7 @@ class _Group(TyperGroup):
 
 app = group(
     "backup",
-    help="Make backups of the whole log, while it is in use or not: `lastword backup TO`.",
+    help="Back up the whole log, in use or not: `lastword backup TO`.",
     examples=[
         "lastword backup /mnt/backups/log",
         "lastword backup s3://backups/log --keep 7",
@@ -81,16 +81,16 @@ def create(
             "--keep",
             metavar="N",
             min=1,
-            help="Keep the newest N backups there; older ones go.",
+            help="Keep the newest N backups there, and remove older ones.",
             show_default=False,
         ),
     ] = None,
     properties: PropertyOption = None,
 ) -> None:
-    """Make a backup of the whole log; `create` can be left out.
+    """Back up the whole log. The word `create` can be left out.
 
-    It is consistent, and nobody has to stop for it. Files that the place has already are not copied again. The exit code
-    is 1 if a topic could not be copied; the others are.
+    The backup is consistent, and the log can stay in use. Files that are already there are not copied again. The exit
+    code is 1 if a topic could not be copied; the other topics still are.
     """
     from lastword.operations.table import BACKUP
 
@@ -115,7 +115,7 @@ def list_backups(
     ],
     properties: PropertyOption = None,
 ) -> None:
-    """List the backups at a place, oldest first."""
+    """List the backups in a folder or at an address, oldest first."""
     from lastword.operations import backups
 
     found = backups.list_backups(_whole(place), properties=_known(session) | _properties(properties))
@@ -131,23 +131,23 @@ def restore(
     ],
     backup: Annotated[
         str | None,
-        typer.Option("--backup", metavar="ID", help="This one; else the newest.", show_default=False),
+        typer.Option("--backup", metavar="ID", help="The backup to restore [newest].", show_default=False),
     ] = None,
     warehouse: Annotated[
         str | None,
         typer.Option(
             "--warehouse",
             metavar="PLACE",
-            help="Where sealed segments go; else into the folder.",
+            help="Where to put sealed segments [in the data folder].",
             show_default=False,
         ),
     ] = None,
     properties: PropertyOption = None,
 ) -> None:
-    """Make a new data folder of a backup, at another path or on another host.
+    """Restore a backup to a new data folder.
 
-    The folder must be empty, or hold an unfinished restore of the same backup, which resumes. It shares nothing with
-    the original: catalog and warehouse are its own.
+    It can be at another path or on another host. It must be empty, or hold an unfinished restore of the same backup,
+    which resumes. It shares nothing with the original: it has its own catalog and warehouse.
     """
     from lastword.operations import backups
 
@@ -166,11 +166,11 @@ def restore(
 
 
 def _whole(place: str) -> str:
-    """A path as the server's process finds it, too."""
+    """Make a path absolute, so that the server's process finds it, too."""
     if not place.strip():
-        # Else it would be the folder that the command is run in.
+        # Otherwise it would be the current folder.
         raise InvalidError(
-            "An empty name is no place. Name a folder, or an address such as s3://bucket/path."
+            "The name of the place is empty. Name a folder, or an address such as s3://bucket/path."
         )
     return place if "://" in place else str(Path(place).absolute())
 
@@ -180,14 +180,14 @@ def _properties(given: Sequence[str] | None) -> dict[str, str]:
     for each in given or ():
         key, equals, value = each.partition("=")
         if not equals or not key:
-            # Its value may be a secret.
+            # The message leaves out the value, which may be a secret.
             raise InvalidError(f"--property {key!r} must be KEY=VALUE, such as s3.region=us-east-1.")
         found[key] = value
     return found
 
 
 def _known(session: Session) -> dict[str, str]:
-    """How the settings of the data folder, if there is one, reach an object store."""
+    """Return the properties of the object store in the settings of the data folder, if there is one."""
     from lastword.config import BrokerConfig
     from lastword.folder.paths import CONFIG_FILE
     from lastword.segments.fileio import io_properties
@@ -204,7 +204,7 @@ def _backup_parts(report: dict[str, Any]) -> list[Any]:
                 ("topics", f"{len(report['topics']):,}"),
                 ("size", size(report["size_bytes"]) or "0 B"),
                 ("copied", f"{count(report['copied_files'], 'file')}, {size(report['copied_bytes'])}"),
-                ("there already", count(report["reused_files"], "file")),
+                ("already there", count(report["reused_files"], "file")),
                 (
                     "removed",
                     f"{count(len(report['removed_backups']), 'backup')}, {count(report['removed_files'], 'file')}",
@@ -230,7 +230,9 @@ def _list_parts(found: dict[str, Any]) -> list[Any]:
         )
         for each in found["backups"]
     ]
-    shown: list[Any] = [table(["backup", "made", ">topics", ">size", "of", "missing"], rows)] if rows else []
+    shown: list[Any] = (
+        [table(["backup", "made", ">topics", ">size", "source", "missing"], rows)] if rows else []
+    )
     return [*shown, *_problem_parts(found["problems"])]
 
 

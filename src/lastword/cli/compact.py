@@ -15,13 +15,11 @@ _SHOWN = ["lastword.compaction.job", "lastword.maintenance.tiering"]
 
 DryRunOption = Annotated[
     bool,
-    typer.Option(
-        "--dry-run", help="Show what would be done and an estimate of what it would reclaim; change nothing."
-    ),
+    typer.Option("--dry-run", help="Show the plan and an estimate of what it would reclaim; change nothing."),
 ]
 
 Partition = dict[str, Any]
-"""What was done, or is planned, in one partition."""
+"""The report or the plan of one partition."""
 
 
 def register(app: typer.Typer, topic_group: typer.Typer) -> None:
@@ -60,16 +58,16 @@ def compact_topic(
     ] = None,
     dry_run: DryRunOption = False,
     no_seal: Annotated[
-        bool, typer.Option("--no-seal", help="Leave what is only in the WAL for later.")
+        bool, typer.Option("--no-seal", help="Don't seal the WAL; compact only what is sealed.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Go through everything, also where nothing is dirty.")
+        bool, typer.Option("--force", help="Compact every partition, even if nothing is dirty.")
     ] = False,
 ) -> None:
-    """Compact a topic now, whatever its dirty ratio is.
+    """Compact a topic now, whatever its dirty ratio.
 
-    What is only in the WAL is sealed first. The exit code is 1 if a partition could not be compacted, or Spark could
-    not be started; what could be is done.
+    Records that are only in the WAL are sealed first. The exit code is 1 if a partition could not be compacted, or
+    Spark could not be started; everything else is still done.
     """
     from lastword.operations.table import COMPACT_TOPIC
 
@@ -78,7 +76,7 @@ def compact_topic(
             COMPACT_TOPIC, name, partitions=partition, force=force, seal=not no_seal, dry_run=True
         )
         unsealed = count(planned["unsealed_records"], "record")
-        last = [f"{unsealed} in the WAL would be sealed first, and can't be counted in here."]
+        last = [f"{unsealed} in the WAL would be sealed first; this does not include the WAL."]
         _show_plans(
             session, planned, planned["nothing_to_compact"], last if planned["unsealed_records"] else []
         )
@@ -108,26 +106,26 @@ def compact_topic(
 def compact(
     session: Session,
     all_dirty: Annotated[
-        bool, typer.Option("--all", help="Compact whatever is dirty, whatever its ratio.")
+        bool, typer.Option("--all", help="Compact everything that is dirty, whatever its ratio.")
     ] = False,
     due: Annotated[
-        bool, typer.Option("--due", help="Compact what is due by the settings; this is the default.")
+        bool, typer.Option("--due", help="Compact what is due by the settings (the default).")
     ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Compact all topics as one job: what is due, or whatever is dirty.
+    """Compact what is due in all topics, as one job.
 
-    Only what is sealed is compacted. The exit code is 1 if a topic or a partition could not be compacted; the others
-    are.
+    Only sealed records are compacted. The exit code is 1 if a topic or a partition could not be compacted; the others
+    still are.
     """
     from lastword.operations.table import COMPACT_ALL
 
     if all_dirty and due:
-        raise InvalidError("--all and --due say different things; give one of them.")
+        raise InvalidError("--all and --due contradict each other; give one of them.")
     reason = (
-        "nothing that is sealed is dirty, or may be compacted yet (min.compaction.lag.ms)."
+        "no sealed record is dirty, or none may be compacted yet (min.compaction.lag.ms)."
         if all_dirty
-        else "nothing is due; `lastword compact --all` compacts whatever is dirty."
+        else "nothing is due; `lastword compact --all` compacts everything that is dirty."
     )
     if dry_run:
         _show_plans(session, session.backend.run(COMPACT_ALL, all_dirty=all_dirty, dry_run=True), reason)
@@ -139,7 +137,7 @@ def compact(
         raise typer.Exit(1)
 
 
-# ------------------------------------------------------------------------------------------ what is shown
+# ----------------------------------------------------------------------------------------------- output
 
 
 def _show_plans(
@@ -172,13 +170,13 @@ def _plan_table(plans: Sequence[Partition], *, with_topic: bool) -> Any:
         [
             *(["\ntopic"] if with_topic else []),
             ">\np",
-            "\nbecause of",
+            "\nreason",
             ">dirty\nratio",
             ">seg-\nments",
             ">\nrecords",
             ">\nsize",
-            ">garbage\n(about)",
-            ">reclaimed\n(about)",
+            ">garbage\n(est.)",
+            ">reclaimed\n(est.)",
         ],
         [
             (
@@ -207,7 +205,7 @@ def _show_report(session: Session, report: dict[str, Any], first: list[Any], rea
         parts += [
             f"Compacted {count(len(done), 'partition')} in {report['duration_s']:.1f} s:",
             _kept_table(done, with_topic=with_topic),
-            heading("How"),
+            heading("Work"),
             _work_table(done, with_topic=with_topic),
             "",
             *_reasons(done, with_topic=with_topic),
@@ -227,7 +225,7 @@ def _show_report(session: Session, report: dict[str, Any], first: list[Any], rea
         ]
     if not_sealed := report.get("not_sealed"):
         parts += [
-            heading("Not sealed, and so not compacted"),
+            heading("Not sealed, so not compacted"),
             table(
                 [">p", "problem"],
                 [(each["partition"], styled(each["problem"], "red")) for each in not_sealed],
@@ -237,7 +235,7 @@ def _show_report(session: Session, report: dict[str, Any], first: list[Any], rea
 
 
 def _problems(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """What failed: topics, which have no partition, and partitions."""
+    """Return the failures: topics, which have no partition, and partitions."""
     partitions = [each for each in report["partitions"] if each["problem"] is not None]
     return [*report["failed_topics"], *partitions]
 
@@ -247,7 +245,7 @@ def _sum(reports: Sequence[Partition], name: str) -> int:
 
 
 def _kept_table(done: Sequence[Partition], *, with_topic: bool) -> Any:
-    """What there was, and what is left of it."""
+    """Make the table of records and bytes before and after."""
 
     def numbers(own: Sequence[Partition]) -> tuple[object, ...]:
         return (
@@ -275,7 +273,7 @@ def _kept_table(done: Sequence[Partition], *, with_topic: bool) -> Any:
 
 
 def _work_table(done: Sequence[Partition], *, with_topic: bool) -> Any:
-    """How it was done, and what that took."""
+    """Make the table of the segments compacted, the bytes read and written, and the time."""
 
     def numbers(own: Sequence[Partition]) -> tuple[object, ...]:
         return (
@@ -314,7 +312,7 @@ def _partition_table(
 
 
 def _reasons(done: Sequence[Partition], *, with_topic: bool) -> list[str]:
-    """Why it was done, a line a reason."""
+    """Return the reasons for the run, one line each."""
     lines = []
     for reason in dict.fromkeys(each["reason"] for each in done):
         own = [each for each in done if each["reason"] == reason]
@@ -326,5 +324,5 @@ def _reasons(done: Sequence[Partition], *, with_topic: bool) -> list[str]:
 
 
 def _signed_size(size_bytes: int) -> str | None:
-    """A file that is written anew may turn out larger."""
+    """Format a size that may be negative: a rewritten file can be larger than before."""
     return f"-{size(-size_bytes)}" if size_bytes < 0 else size(size_bytes)

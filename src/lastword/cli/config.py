@@ -1,4 +1,4 @@
-"""`lastword config show`: each effective setting and where it comes from."""
+"""`lastword config show`: each effective setting and its source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lastword.cli.output import styled, table
 
 app = group(
     "config",
-    help="Show the settings that hold.",
+    help="Show the effective settings.",
     examples=["lastword config show", "lastword config show --topic users"],
 )
 
@@ -29,12 +29,12 @@ def show(
     session: Session,
     topic: Annotated[
         str | None,
-        typer.Option("--topic", metavar="NAME", help="What holds for this topic.", show_default=False),
+        typer.Option("--topic", metavar="NAME", help="The settings of this topic.", show_default=False),
     ] = None,
 ) -> None:
-    """Show every setting, its value and where that comes from.
+    """Show every setting, its value and its source.
 
-    Without a topic: what topics inherit, and the broker's own settings. Secrets are masked.
+    Without --topic: the settings that topics inherit, and the broker's own. Secrets are masked.
     """
     from lastword.operations.table import TOPIC_CONFIG
 

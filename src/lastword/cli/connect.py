@@ -1,4 +1,4 @@
-"""`lastword connect`: run sources that feed topics, check their file, see how they are, pause them."""
+"""`lastword connect`: run sources that feed topics, check their file, show their status, pause and reset them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lastword.connect.target import Target
 
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The sources, as YAML.", show_default=False)
+    Path, typer.Argument(metavar="FILE", help="The YAML file of the sources.", show_default=False)
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The source.", show_default=False)]
 
@@ -38,15 +38,16 @@ def run(
         typer.Option(
             "--metrics",
             metavar="HOST:PORT",
-            help="Answer /metrics there, for Prometheus.",
+            help="Serve /metrics for Prometheus at this address.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Run the sources of a file until Ctrl-C or SIGTERM, which end each one after the chunk that it is at.
+    """Run the sources of a file.
 
-    Where a server or another process has the log open, the sources run beside it and hand it what they read. A source
-    that fails is started again after a while; `connect status` shows why.
+    Ctrl-C or SIGTERM stops each one after its current chunk. If a server or another process has the log open, the
+    sources run beside it and hand it the records that they read. A source that fails is restarted after a while;
+    `connect status` shows the error.
     """
     from lastword.connect import ConnectConfig, Connectors
     from lastword.serve.ending import StopRequest
@@ -60,18 +61,18 @@ def run(
             {"data_folder": str(target.path), "sources": list(config.sources)},
             facts([("data folder", str(target.path)), ("sources", ", ".join(config.sources))]),
             "",
-            "Ctrl-C or SIGTERM ends it.",
+            "Ctrl-C or SIGTERM stops it.",
         )
-        # Whoever started it may be waiting for this.
+        # The process that started this one may be waiting for it.
         sys.stdout.flush()
         stop.wait()
 
 
 @command(app, "check", examples=["lastword connect check sources.yaml"])
 def check(session: Session, file: FileArgument) -> None:
-    """Check a file, and ask the databases and files that it names whether everything is there. Nothing is changed.
+    """Check a file of sources, and the databases and files that it names. Nothing is changed.
 
-    The exit code is 1 if something is in the way.
+    The exit code is 1 if a source is not ready to run.
     """
     from lastword.clock import SystemClock
     from lastword.connect import ConnectConfig
@@ -100,9 +101,9 @@ def check(session: Session, file: FileArgument) -> None:
 
 @command(app, "status", examples=["lastword connect status", "lastword connect status --json"])
 def status(session: Session) -> None:
-    """Show every source that was run on this data folder: how it is, how far it is, and what is wrong.
+    """Show the state, progress and problems of all sources.
 
-    The exit code is 1 if a source is failing.
+    These are the sources that have run on this data folder. The exit code is 1 if a source is failing.
     """
     from lastword.clock import SystemClock
 
@@ -114,48 +115,48 @@ def status(session: Session) -> None:
 
 @command(app, "pause", examples=["lastword connect pause users"])
 def pause(session: Session, name: NameArgument) -> None:
-    """Pause a source. It stays paused, also when it is started again, until it is resumed."""
+    """Pause a source. It stays paused, even across restarts, until it is resumed."""
     session.output.show(session.backend.pause_connector(name), f"{name} is paused.")
 
 
 @command(app, "resume", examples=["lastword connect resume users"])
 def resume(session: Session, name: NameArgument) -> None:
-    """Let a paused source go on."""
-    session.output.show(session.backend.resume_connector(name), f"{name} goes on.")
+    """Resume a paused source."""
+    session.output.show(session.backend.resume_connector(name), f"{name} is resumed.")
 
 
 @command(app, "reset", examples=["lastword connect reset users --yes"])
 def reset(session: Session, name: NameArgument, yes: YesOption = False) -> None:
-    """Forget the position of a source that is paused or not running, so that it begins again from the start.
+    """Forget the position of a source, so that it starts over.
 
-    What it has appended stays; it appends it again. Of a PostgreSQL table, keys in the topic without a row in the table
-    get a tombstone then. A slot in PostgreSQL stays.
+    The source must be paused or not running. Records that it has appended stay, and it appends them again. With a
+    PostgreSQL table, keys in the topic that have no row in the table then get a tombstone. A slot in PostgreSQL stays.
     """
     from lastword.connect import states
     from lastword.folder.identity import refuse_copy
 
     refuse_copy(session.data_folder)
     if not session.confirm(
-        f"Forget how far the source {name!r} has come, and read everything again?", yes=yes
+        f"Forget the position of the source {name!r}, and read everything again?", yes=yes
     ):
         raise typer.Exit(1)
     had_one = states.reset(session.data_folder, name)
     session.output.show(
         {"source": name, "reset": had_one},
-        f"{name} begins again at its next start." if had_one else f"{name} had no position.",
+        f"{name} starts over the next time it runs." if had_one else f"{name} had no position.",
     )
 
 
 @contextmanager
 def _target(session: Session, *, create: bool) -> Iterator[Target]:
-    """The log, opened here as its writer; where another process is that, read beside it."""
+    """Open the log as its writer, or for reading beside the process that is its writer."""
     import lastword
     from lastword.connect.target import BesideTarget, LogTarget
     from lastword.folder import running
     from lastword.folder.locks import writer_channel
 
     log = None
-    # A server's broker may be just being started again: its role is not free.
+    # A server's broker may be restarting: its role is not free.
     if running.load(session.data_folder) is None:
         try:
             log = lastword.open(session.data_folder, config=session.config, create=create)
@@ -192,8 +193,8 @@ def _create_by_server(session: Session, name: str, partitions: int, config: Mapp
 
     if running.load(session.data_folder) is None:
         raise InvalidError(
-            f"The topic {name!r} must be created by the process that has the log open; do that, or stop it, or let a "
-            f"`lastword serve` hold the log."
+            f"The topic {name!r} must be created by the process that has the log open. Create it there, stop that "
+            f"process, or run `lastword serve` in its place."
         )
     return session.backend.run(CREATE_TOPIC, name, partitions=partitions, config=dict(config))
 
@@ -207,7 +208,7 @@ _STYLES = {"running": "green", "failing": "red", "paused": "yellow"}
 
 def _status_parts(found: list[dict[str, Any]], now_ms: int) -> list[Any]:
     if not found:
-        return ["No source was run on this data folder yet."]
+        return ["No source has run on this data folder yet."]
     rows = [
         (
             each["source"],

@@ -1,4 +1,4 @@
-"""`lastword consume`: print the records of a topic, or its state. Another process may be writing it."""
+"""`lastword consume`: print the records of a topic, or its state, even while another process writes to it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def consume(
         typer.Option(
             "--from",
             metavar="WHERE",
-            help="earliest, latest or an offset [earliest; for a named reader, where it was].",
+            help="earliest, latest or an offset [earliest; for a named reader, its position].",
             show_default=False,
         ),
     ] = None,
@@ -58,7 +58,7 @@ def consume(
         typer.Option(
             "--from-time",
             metavar="TIME",
-            help="Begin with the first record that is not older: ISO 8601 (UTC if it has no zone) or milliseconds.",
+            help="Start at the first record not older than this: ISO 8601 (UTC if without zone) or milliseconds.",
             show_default=False,
         ),
     ] = None,
@@ -71,14 +71,14 @@ def consume(
         typer.Option("--max", metavar="N", min=1, help="Stop after this many records.", show_default=False),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with records as they are appended.")
+        bool, typer.Option("--follow", "-f", help="Keep printing records as they are appended.")
     ] = False,
     reader: Annotated[
         str | None,
         typer.Option(
             "--reader",
             metavar="NAME",
-            help="A named reader: go on where it last was, and remember how far it came.",
+            help="A named reader: resume at its saved position, and save the new one.",
             show_default=False,
         ),
     ] = None,
@@ -90,7 +90,7 @@ def consume(
         typer.Option(
             "--as-of",
             metavar="POINT",
-            help="Print the records, or with --state the state, as they were: an offset, a time (ISO 8601) "
+            help="Print the records, or with --state the state, as of an offset, a time (ISO 8601) "
             "or snapshot:ID.",
             show_default=False,
         ),
@@ -98,29 +98,30 @@ def consume(
     compacted: Annotated[
         bool,
         typer.Option(
-            "--compacted", help="Read what has been compacted from the compaction service, the rest as usual."
+            "--compacted", help="Read compacted records from the compaction service, the rest as usual."
         ),
     ] = False,
 ) -> None:
-    """Print records: partition, offset, time, key and value, a line each.
+    """Print the records of a topic, or its state.
 
-    Between partitions there is no order. With --json a line is an object, which `produce --jsonl` takes back.
+    Each line has partition, offset, time, key and value. There is no order between partitions. With --json each line
+    is an object that `produce --jsonl` accepts.
     """
     from lastword.operations.records import point_of, start_of
 
     if start is not None and from_time is not None:
-        raise InvalidError("--from and --from-time both say where to begin; give one of them.")
+        raise InvalidError("--from and --from-time both set the start; give one of them.")
     if reader is not None and partition is not None:
-        raise InvalidError("A named reader reads every partition; --partition does not go with --reader.")
+        raise InvalidError("A named reader reads every partition; --partition can't be used with --reader.")
     if state and (start or from_time or follow or reader or compacted or partition is not None):
-        raise InvalidError("--state is about the whole topic; only --max and --as-of go with it.")
+        raise InvalidError("--state covers the whole topic; only --max and --as-of can be used with it.")
     if as_of is not None and (start or from_time or follow or reader or compacted):
         raise InvalidError(
-            "--as-of shows the past from the log start on; only --state, --partition and --max go with it."
+            "--as-of shows the past from the log start on; only --state, --partition and --max can be used with it."
         )
     if compacted and (follow or reader):
         raise InvalidError(
-            "--compacted is about what has been compacted; --follow and --reader don't go with it."
+            "--compacted reads what has been compacted; --follow and --reader can't be used with it."
         )
     with session.read() as log:
         topic = log.topic(name)
@@ -176,7 +177,7 @@ def _print_records(
                 continue
             printer.print(records)
             if reader_name is not None:
-                # Not before it is printed: who stops here sees these records again, and loses none.
+                # Only once printed: a reader that stops here sees these records again, and loses none.
                 reader.commit()
             if left is not None:
                 left -= len(records)
@@ -195,7 +196,7 @@ def _print_batches(batches: Iterable[pa.RecordBatch], printer: _Printer, max_rec
 
 
 def _check_pipe() -> None:
-    """BrokenPipeError if whoever read our output is gone: without records we would never find out by writing."""
+    """Raise BrokenPipeError if the reader of our output is gone: without records to write we would never notice."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
@@ -206,7 +207,7 @@ def _check_pipe() -> None:
 
 
 class _Printer:
-    """Prints records a line each, and each run of them at once."""
+    """Prints records, one per line, and flushes after each run of them."""
 
     def __init__(self, *, json: bool, partitions: int) -> None:
         self._json = json

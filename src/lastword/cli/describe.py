@@ -1,4 +1,4 @@
-"""`lastword topic describe`: what a topic is, where its records are, what compaction has to do, what is wrong."""
+"""`lastword topic describe`: a topic's offsets, storage, compaction, settings, readers and problems."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def register(group: typer.Typer) -> None:
 
 
 def describe(session: Session, name: TopicArgument) -> None:
-    """Show what a topic is, where its records are, and what is wrong with it, if anything.
+    """Show a topic's offsets, storage, settings and problems.
 
-    The exit code is 1 if its table can't be read.
+    It also shows compaction and named readers. The exit code is 1 if the topic's table can't be read.
     """
     from lastword.operations.table import DESCRIBE_TOPIC
 
@@ -55,8 +55,8 @@ def _unreadable_parts(found: dict[str, Any]) -> list[Any]:
 
 def _way_out(name: str) -> str:
     return (
-        f"`lastword topic repair {name}` shows which older state of its table can be read; "
-        f"`lastword topic delete {name}` gives the topic up."
+        f"`lastword topic repair {name}` shows which older states of its table can be used; "
+        f"`lastword topic delete {name}` deletes the topic."
     )
 
 
@@ -102,7 +102,7 @@ def _description_parts(found: dict[str, Any]) -> list[Any]:
     if given:
         parts.append(table(["setting", "value", "from"], [_setting_row(each) for each in given]))
     parts.append(
-        f"{'The others have' if given else 'All have'} their defaults; "
+        f"{'All other settings have' if given else 'All settings have'} their defaults; "
         f"`lastword config show --topic {found['topic']}` shows them."
     )
     if found["readers"]:
@@ -155,14 +155,14 @@ def _storage_table(partitions: list[dict[str, Any]]) -> Any:
 
 
 def _compaction_parts(partitions: list[dict[str, Any]]) -> list[Any]:
-    """How dirty each partition is, what its last run did, and which are due, if compaction has to do with them."""
+    """Return how dirty each partition is, its last run and which are due; nothing if compaction doesn't concern it."""
     if not any(each["dirty_ratio"] is not None or each["due"] or each["last_run"] for each in partitions):
         return []
     now_ms = time.time_ns() // 1_000_000
     columns = [
         ">\npartition",
         ">dirty\nratio",
-        ">garbage\n(about)",
+        ">garbage\n(est.)",
         ">\n",
         ">last\ncompacted",
         ">\ntook",
@@ -180,7 +180,7 @@ def _compaction_parts(partitions: list[dict[str, Any]]) -> list[Any]:
 
 
 def _compaction_row(partition: dict[str, Any], now_ms: int) -> tuple[object, ...]:
-    # Of what is clean nothing is garbage, whatever an estimate says.
+    # A clean partition has no garbage, whatever an estimate says.
     garbage = partition["estimate"] if partition["first_dirty"] < partition["sealed_end"] else None
     last = partition["last_run"]
     return (

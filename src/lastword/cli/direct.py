@@ -1,4 +1,4 @@
-"""The backend without a server: each command opens the log as it needs it, and closes it."""
+"""The backend without a server: each command opens the log in the role that it needs, and closes it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Opens(Protocol):
-    """What the session does for it: opens the log in one of three ways, and runs what may use Spark."""
+    """The session, as this backend uses it: it opens the log in one of three ways, and runs work that may use Spark."""
 
     @property
     def data_folder(self) -> Path: ...
@@ -47,7 +47,7 @@ class Opens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Calls lastword.operations on a log of its own."""
+    """Calls lastword.operations on a log that it opens."""
 
     session: Opens
 
@@ -72,7 +72,7 @@ class Direct:
                 return self.session.write(create=role == "create")
 
     def broker_settings(self) -> list[Json]:
-        # Not by opening the log: the settings can be looked at before there is one.
+        # Without opening the log: the settings can be shown before there is one.
         from dataclasses import asdict
 
         from lastword.config import BrokerConfig
@@ -93,7 +93,7 @@ class Direct:
     @contextmanager
     def appender(self, name: str) -> Iterator[Appender]:
         with self.session.write() as log:
-            # A topic that is not there is told before any line is read.
+            # Report a missing topic before any line is read.
             log.topic(name)
             yield _DirectAppender(log, name)
 
@@ -103,7 +103,7 @@ class Direct:
         from lastword.clock import SystemClock
         from lastword.connect.states import load_statuses
 
-        # An error if there is no log.
+        # Raises if there is no log.
         with self.session.read():
             return load_statuses(self.session.data_folder, SystemClock())
 
@@ -167,11 +167,9 @@ class Direct:
         folder = self.session.data_folder
         problem = "no server is running on this data folder"
         if (starting := running.load_starting(folder)) is not None:
-            problem = (
-                f"the server is being started (process {starting.pid}): it waits for {starting.waits_for}"
-            )
+            problem = f"the server is starting (process {starting.pid}): it waits for {starting.waits_for}"
         else:
-            # An error if there is no log. A server that is being started may not have begun it yet.
+            # Raises if there is no log. A server that is starting may not have created it yet.
             with self.session.read():
                 pass
         return {
@@ -208,9 +206,9 @@ class _DirectAppender:
 
 
 def run_until_signal(run: Callable[[], T], worker: Worker, *, code: int) -> T:
-    """Run in a thread, so that Ctrl-C and SIGTERM find the main thread free: they ask the worker to end.
+    """Run in a thread, so that the main thread is free to handle Ctrl-C and SIGTERM, which ask the worker to stop.
 
-    Where a job does not, because it waits for Spark, the process ends without it, with the exit code `code`.
+    If a job does not stop because it waits for Spark, the process exits without it, with the exit code `code`.
     """
     from lastword.serve.ending import STOP_S, StopRequest, in_thread
 
@@ -228,7 +226,7 @@ def run_until_signal(run: Callable[[], T], worker: Worker, *, code: int) -> T:
             if running.done():
                 raise
             logger.warning(
-                "A job did not end within %d s and was broken off; nothing of it was committed.", STOP_S
+                "A job did not stop within %d s and was abandoned; nothing of it was committed.", STOP_S
             )
             sys.stdout.flush()
             sys.stderr.flush()

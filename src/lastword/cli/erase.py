@@ -39,7 +39,7 @@ def erase(
         typer.Option(
             "--keys-file",
             metavar="FILE",
-            help="A file of keys, one a line. Empty lines are passed over.",
+            help="A file of keys, one per line. Empty lines are skipped.",
             show_default=False,
         ),
     ] = None,
@@ -48,26 +48,26 @@ def erase(
         typer.Option(
             "--key-base64",
             metavar="BASE64",
-            help="A key that is not text; can be repeated.",
+            help="A key in base64, if it is not text; can be repeated.",
             show_default=False,
         ),
     ] = None,
     yes: YesOption = False,
 ) -> None:
-    """Remove every record of some keys from all files of a topic, for good.
+    """Permanently remove every record of some keys from a topic.
 
-    Sealed files, older snapshots and the WAL included; there is no time travel to before it. The exit code is 1
-    if something is left, which the report names.
+    This includes sealed files, older snapshots and the WAL; time travel to before the erasure is no longer possible.
+    The exit code is 1 if something is left; the report says what.
     """
     from lastword.operations.table import ERASE, TOPIC_CONFIG
 
     keys = _keys(key or [], keys_file, key_base64 or [])
-    # The question is asked before anything is locked: nobody should have to wait for an answer.
+    # Ask before locking anything: no other process should have to wait for an answer.
     backend = session.backend
     backend.run(TOPIC_CONFIG, name)
     question = (
-        f"Erase every record of {count(len(keys), 'key')} from {name}, and with them all its older snapshots, "
-        f"for ever?"
+        f"Permanently erase every record of {count(len(keys), 'key')} from {name}, and with them all its older "
+        f"snapshots?"
     )
     if not session.confirm(question, yes=yes):
         session.output.show({"topic": name, "erased": False}, "Nothing was erased.")
@@ -101,14 +101,14 @@ def _parts(report: dict[str, Any]) -> list[Any]:
     if report["records_erased"]:
         said = f"Erased {count(report['records_erased'], 'record')} of {keys} from {topic}."
     else:
-        said = f"No sealed record of {topic} had one of the {keys}."
+        said = f"No sealed record of {topic} was found for {keys}."
     parts: list[Any] = [
         said,
         facts(
             [
-                ("files written anew", f"{report['files_rewritten']:,}"),
+                ("files rewritten", f"{report['files_rewritten']:,}"),
                 ("files removed", f"{report['files_removed']:,}"),
-                ("snapshots forgotten", f"{report['snapshots_expired']:,}"),
+                ("snapshots expired", f"{report['snapshots_expired']:,}"),
                 ("WAL files removed", f"{report['wal_files_removed']:,}"),
             ]
         ),
@@ -118,6 +118,6 @@ def _parts(report: dict[str, Any]) -> list[Any]:
             *parts,
             heading("Left"),
             *(styled(each, "red") for each in report["left"]),
-            "It is not done. The worker goes on with it, or the same command does.",
+            "The erasure is not complete. The worker resumes it, or the same command does.",
         ]
     return [*parts, "No byte of them is left."]

@@ -48,30 +48,36 @@ def explain(
     ] = None,
     key_base64: Annotated[
         str | None,
-        typer.Option("--key-base64", metavar="BASE64", help="Only records of this key.", show_default=False),
+        typer.Option(
+            "--key-base64", metavar="BASE64", help="Only records of this key, in base64.", show_default=False
+        ),
     ] = None,
     from_offset: Annotated[
-        int, typer.Option("--from", metavar="OFFSET", help="Begin at this offset.", min=0)
+        int, typer.Option("--from", metavar="OFFSET", help="Start at this offset.", min=0)
     ] = 0,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most so many records.", min=1)] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="Show at most this many records.", min=1)
+    ] = 100,
     worker: Annotated[
         bool,
-        typer.Option("--worker", help="As the worker's next round: it seals and compacts only what is due."),
+        typer.Option(
+            "--worker", help="Explain the worker's next round, which seals and compacts only what is due."
+        ),
     ] = False,
     no_seal: Annotated[
-        bool, typer.Option("--no-seal", help="As a run that leaves what is only in the WAL for later.")
+        bool, typer.Option("--no-seal", help="Explain a run that does not seal the WAL first.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="As `topic compact --force`, which goes through everything.")
+        bool, typer.Option("--force", help="Explain `topic compact --force`, which compacts every partition.")
     ] = False,
 ) -> None:
-    """Say of each record where it is, whether it stays or goes in the next compaction, and why.
+    """Show why each record stays or goes in the next compaction.
 
-    The run that is explained is the one that `lastword topic compact` would make now: it seals the WAL first and
-    compacts whatever is dirty. Nothing is locked or changed.
+    It also shows where each record is. The explained run is the one that `lastword topic compact` would make now: it
+    seals the WAL first and compacts everything that is dirty. Nothing is locked or changed.
     """
     if worker and force:
-        raise InvalidError("--worker and --force say different things; give one of them.")
+        raise InvalidError("--worker and --force contradict each other; give one of them.")
     run: Run = "worker" if worker else "forced" if force else "asked for"
     from lastword.operations.explaining import explain as explained
 
@@ -88,7 +94,7 @@ def explain(
         )
     for each in found["partitions"]:
         if each["problem"]:
-            session.output.warn(f"partition {each['partition']} can't be shown whole: {each['problem']}")
+            session.output.warn(f"partition {each['partition']} can't be shown completely: {each['problem']}")
     session.output.show(found, *_parts(found))
 
 
@@ -131,7 +137,7 @@ def _parts(found: dict[str, Any]) -> list[Any]:
     )
     if following := found["next"]:
         parts.append(
-            f"There are more: go on with --partition {following['partition']} --from {following['offset']}."
+            f"There are more: continue with --partition {following['partition']} --from {following['offset']}."
         )
     return parts
 

@@ -14,14 +14,17 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The group.", 
 
 app = group(
     "group",
-    help="Look at consumer groups, and delete them.",
+    help="Show and delete consumer groups.",
     examples=["lastword group list", "lastword group describe billing"],
 )
 
 
 @command(app, "list", examples=["lastword group list", "lastword group list --json"])
 def list_groups(session: Session) -> None:
-    """List the consumer groups, and how many offsets each is behind, over all its partitions."""
+    """List the consumer groups, and how far each is behind.
+
+    Behind is the number of offsets, summed over all partitions of a group.
+    """
     found = session.backend.groups()
     if not found:
         session.output.show(found, "There are no consumer groups.")
@@ -48,10 +51,10 @@ def list_groups(session: Session) -> None:
     app, "describe", examples=["lastword group describe billing", "lastword group describe billing --json"]
 )
 def describe(session: Session, name: NameArgument) -> None:
-    """Show a group's members, what it has committed for each partition, and how far it is behind there.
+    """Show a group's members, committed offsets and lag.
 
-    Behind is the log end less the committed offset. Offsets whose records compaction has removed count, too.
-    Without a server, members are those of when it ended.
+    Behind, the lag in a partition, is the log end minus the committed offset. It includes offsets whose records
+    compaction has removed. Without a server, the members are those at the time the server stopped.
     """
     found = session.backend.describe_group(name)
     session.output.show(found, *_parts(found, time.time_ns() // 1_000_000))
@@ -59,7 +62,7 @@ def describe(session: Session, name: NameArgument) -> None:
 
 @command(app, "delete", examples=["lastword group delete billing --yes"])
 def delete(session: Session, name: NameArgument, yes: YesOption = False) -> None:
-    """Delete a group that has no members, with the offsets that it has committed."""
+    """Delete a group without members, and its committed offsets."""
     if not session.confirm(f"Delete the group {name!r} with its committed offsets?", yes=yes):
         raise typer.Exit(1)
     session.output.show(session.backend.delete_group(name), f"Deleted the group {name}.")

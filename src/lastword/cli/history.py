@@ -1,4 +1,4 @@
-"""`lastword topic history`: the snapshots that are kept, and what each did."""
+"""`lastword topic history`: the retained snapshots, and what each changed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def register(group: typer.Typer) -> None:
 
 
 def history(session: Session, name: TopicArgument) -> None:
-    """List the snapshots of a topic that are kept, oldest first, and what each did.
+    """List the retained snapshots of a topic, oldest first.
 
-    The offsets of all partitions are added up; --json has them by partition. `consume --as-of snapshot:ID` reads
-    one, `verify` compares two.
+    It shows what each one changed. Offsets are summed over all partitions; --json has them by partition. `consume
+    --as-of snapshot:ID` reads a snapshot, `verify` compares two.
     """
     from lastword.operations.table import HISTORY
 
@@ -50,7 +50,7 @@ def _what(snapshot: dict[str, Any]) -> str:
     details = snapshot["details"].items()
     if snapshot["operation"] == "delete-records":
         return ", ".join(f"log start of partition {partition}: {offset}" for partition, offset in details)
-    # Which run it belongs to is for `lastword verify`.
+    # The job that it belongs to is for `lastword verify`.
     return ", ".join(f"{name}: {_amount(name, text)}" for name, text in details if name != "job")
 
 

@@ -1,4 +1,4 @@
-"""Lines on their way in: read as they come, each made a record or refused with the reason."""
+"""Input lines: read as they arrive, and parsed into records or refused with the reason."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ READ_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 28
 
 Format = Callable[[bytes], Parsed | None]
-"""Makes a record of a line, None of one that says nothing; InvalidRecordError says what is wrong with it."""
+"""Parses a line into a record, or into None if it is blank. Raises InvalidRecordError with the problem."""
 
 
 def read_runs(fd: int, max_lines: int) -> Iterator[list[bytes]]:
-    """Lines without their ends, in runs: those that are there already, up to `max_lines`.
+    """Yield runs of lines without their ends: the lines that are available, up to `max_lines`.
 
-    So a file is read in large runs, and what a person types is handed on line by line.
+    So a file is read in large runs, and typed lines are passed on one by one.
     """
     lines: list[bytes] = []
     begun: list[bytes] = []
@@ -45,7 +45,7 @@ def read_runs(fd: int, max_lines: int) -> Iterator[list[bytes]]:
 
 
 def key_value_format(separator: str, null_value: str | None) -> Format:
-    """`key:value`, split at the first separator."""
+    """Return the format `key:value`, split at the first separator."""
     from lastword.record import NewRecord
 
     split_at, null = separator.encode(), _encoded(null_value)
@@ -55,7 +55,7 @@ def key_value_format(separator: str, null_value: str | None) -> Format:
         if not found:
             raise InvalidRecordError(
                 f"there is no {separator!r} between key and value; allowed: KEY{separator}VALUE, "
-                f"another --separator, or --no-key for lines that are values alone"
+                f"another --separator, or --no-key for lines without keys"
             )
         return Parsed(NewRecord(key=key, value=None if value == null else value))
 
@@ -63,7 +63,7 @@ def key_value_format(separator: str, null_value: str | None) -> Format:
 
 
 def value_format(null_value: str | None) -> Format:
-    """The whole line is the value, and there is no key."""
+    """Return the format in which the whole line is the value, and there is no key."""
     from lastword.record import NewRecord
 
     null = _encoded(null_value)
@@ -71,7 +71,7 @@ def value_format(null_value: str | None) -> Format:
 
 
 def json_format(line: bytes) -> Parsed | None:
-    """A JSON object a line."""
+    """Parse a line that is a JSON object."""
     if not line.strip():
         return None
     try:

@@ -1,7 +1,7 @@
-"""The entry point, and the one place where errors become messages and exit codes.
+"""The entry point, and the only place that turns errors into messages and exit codes.
 
-Exit codes: 0 done; 1 done in part, or not wanted; 2 the input is wrong; 3 something is in the way for now;
-4 stored bytes are damaged; 70 a bug; 128 + n ended by signal n (Ctrl-C 130, a closed pipe 141, SIGTERM 143).
+Exit codes: 0 done; 1 done in part, or declined; 2 the input is wrong; 3 unavailable for now; 4 stored bytes are
+damaged; 70 a bug; 128 + n ended by signal n (Ctrl-C 130, a closed pipe 141, SIGTERM 143).
 """
 
 from __future__ import annotations
@@ -102,28 +102,28 @@ status.register(app)
 
 
 class Terminated(BaseException):
-    """SIGTERM came. Not an Exception, so that nothing on the way takes it for an error of its own."""
+    """SIGTERM was received. Not an Exception, so that no handler on the way takes it for an error."""
 
 
 def main() -> NoReturn:
-    """The command `lastword`."""
+    """Run the command `lastword`."""
     signal.signal(signal.SIGTERM, _terminate)
     logging.captureWarnings(True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])
-    # Everything is closed, or abandoned. The interpreter's own end would wait for threads that were abandoned, and take
-    # a third of the time of a short command over libraries that have nothing left to do.
+    # Everything is closed or abandoned. A regular shutdown of the interpreter would wait for abandoned threads, and
+    # spend a third of the time of a short command on libraries that have nothing left to do.
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        # There is none where it was closed before the start.
+        # It is None if it was closed before the start.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)
 
 
 def run(arguments: Sequence[str], session: Session | None = None) -> int:
-    """Run one command line; its exit code."""
+    """Run one command line, and return its exit code."""
     session = session or Session()
     try:
         with get_command(app).make_context("lastword", list(arguments), obj=session) as context:
@@ -166,7 +166,7 @@ def _report(error: BaseException, session: Session) -> int:
             session.output.fail(type(error).__name__, str(error))
             return _code_of(error)
         case OSError():
-            # stdout itself may be what failed, and would fail again when the interpreter flushes it.
+            # stdout itself may have failed, and would fail again when the interpreter flushes it.
             _silence_stdout()
             place = f"{error.filename}: " if error.filename else ""
             session.output.fail(type(error).__name__, f"{place}{error.strerror or error}")

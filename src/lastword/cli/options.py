@@ -1,7 +1,7 @@
-"""What every command shares: its options, the session that they make, and how a command is declared.
+"""The parts that all commands share: options, the session that they make, and the declaration of commands.
 
 Each command takes `--data`, `--config`, `--json` and `-v`, also before the command or between a group and its
-command; the one that stands last counts.
+command. The last one wins.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for progra
 VerboseOption = Annotated[
     int,
     typer.Option(
-        "-v", "--verbose", count=True, help="Log what is done to stderr; -vv logs more.", show_default=False
+        "-v", "--verbose", count=True, help="Log each action to stderr; -vv logs more.", show_default=False
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 TopicArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.", show_default=False)]
 
 _SHARED: dict[str, tuple[Any, object]] = {
@@ -72,14 +72,14 @@ _SHARED: dict[str, tuple[Any, object]] = {
 }
 
 _SPARKS_OWN = ("py4j", "pyspark")
-"""Loggers of what Spark has to say about an error that we report, or about being interrupted."""
+"""Spark's loggers, which log errors that we report anyway, and interruptions."""
 
 Body = Callable[..., None]
 
 
 @dataclass(slots=True)
 class Session:
-    """One run of the command line: what the shared options said, and where output goes."""
+    """One run of the command line: the values of the shared options, and the output."""
 
     data: Path | None = None
     config: Path | None = None
@@ -92,7 +92,7 @@ class Session:
 
     @property
     def backend(self) -> Backend:
-        """Who does what commands ask for: the server that holds the data folder, else this process."""
+        """The backend of the commands: the server that holds the data folder, else this process."""
         from lastword.cli.direct import Direct
         from lastword.cli.remote import Remote
         from lastword.folder import running
@@ -104,12 +104,12 @@ class Session:
             return Direct(self)
         if self.config is not None:
             self.output.warn(
-                f"a server holds {self.data_folder} (process {server.pid}): its settings count, not {self.config}"
+                f"a server holds {self.data_folder} (process {server.pid}): its settings apply, not {self.config}"
             )
         return Remote(server)
 
     def read(self) -> Log:
-        """Open the log for reading: nothing is locked, and another process may be writing it."""
+        """Open the log for reading. Nothing is locked, and another process may be writing to it."""
         import lastword
 
         return lastword.open(self.data_folder, config=self.config, read_only=True, create=False)
@@ -124,8 +124,8 @@ class Session:
     def maintain(self) -> Iterator[Log]:
         """Open the log to seal, compact and so on, with the maintenance role.
 
-        Not as its writer, which may be an application that is running or one that is started meanwhile: it is
-        asked to roll, and where there is none this process is it for a moment.
+        Not as its writer: an application may be the writer already, or become it meanwhile. The writer is asked to
+        roll its files. If there is none, this process becomes the writer for a moment.
         """
         import lastword
         from lastword.operations.maintaining import wait_for_maintenance
@@ -137,11 +137,11 @@ class Session:
             yield log
 
     def in_background(self, work: Callable[[], T]) -> T:
-        """Do work that may use Spark in a thread of its own, from the opening of the log on, and wait for it.
+        """Do work that may use Spark in its own thread, including the opening of the log, and wait for it.
 
-        Spark takes over Ctrl-C where the main thread starts it, and a signal that breaks into a talk with it leaves
-        only noise. So the main thread just waits. If a signal ends that, the thread is left behind and the process
-        ends with whatever it is doing, which is as safe as any kill.
+        Spark takes over Ctrl-C if the main thread starts it, and a signal that interrupts a call to Spark only causes
+        noise. So the main thread only waits. If a signal ends the wait, the thread is abandoned and the process exits
+        in the middle of its work, which is as safe as any kill.
         """
         result: Future[T] = Future()
 
@@ -160,17 +160,17 @@ class Session:
         return result.result()
 
     def confirm(self, question: str, *, yes: bool) -> bool:
-        """Whether to go on with what can't be undone. Asks on the terminal; without one, only `--yes` will do."""
+        """Return whether to do something irreversible. Ask on the terminal; without one, `--yes` is required."""
         if yes:
             return True
         if not sys.stdin.isatty():
-            raise InvalidError(f"{question} There is no terminal to ask on; --yes answers it.")
+            raise InvalidError(f"{question} There is no terminal to ask on; confirm with --yes.")
         sys.stderr.write(f"{question} [y/N] ")
         sys.stderr.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def take(self, given: dict[str, Any]) -> None:
-        """Take over the shared options of one level of the command; what is given there wins."""
+        """Take the shared options of one level of the command, which win over those taken before."""
         self.data = given.get("data") or self.data
         self.config = given.get("config") or self.config
         self.output.json = given.get("json", False) or self.output.json
@@ -182,7 +182,7 @@ def command(
 ) -> Callable[[Body], Body]:
     """Declare a command. Its body gets the session first, then its own arguments and options.
 
-    What the loggers in `shown` have to say is in the command's result; it is not said twice.
+    The command's result has everything that the loggers in `shown` log, so they are silenced.
     """
 
     def declare(body: Body) -> Body:
@@ -198,7 +198,7 @@ def command(
 
 
 def group(name: str | None, *, help: str, examples: Sequence[str]) -> typer.Typer:  # noqa: A002
-    """A group of commands; without a command it prints its help."""
+    """Declare a group of commands. Without a command it prints its help."""
 
     def body(session: Session) -> None: ...
 
@@ -224,7 +224,7 @@ def show_help_without_command(ctx: typer.Context) -> None:
 
 
 def _with_shared_options(body: Body, call: Callable[[Session, typer.Context, dict[str, Any]], None]) -> Body:
-    """A function with the signature that typer reads: the body's own parameters and the shared ones."""
+    """Make a function with the signature that typer reads: the body's own parameters and the shared ones."""
     own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
     # `topic create --config key=value` has a --config of its own.
     shared = {name: each for name, each in _SHARED.items() if name not in {param.name for param in own}}
@@ -251,8 +251,8 @@ def _with_shared_options(body: Body, call: Callable[[Session, typer.Context, dic
 
 
 def epilog(examples: Sequence[str]) -> str:
-    """What stands at the end of a help page."""
-    # After \b click leaves lines as they are.
+    """Return the end of a help page."""
+    # click does not rewrap lines after \b.
     return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)
 
 
@@ -262,7 +262,7 @@ class _Formatter(logging.Formatter):
 
 
 def set_up_logging(verbose: int, shown: Sequence[str]) -> None:
-    """Warnings of Lastword to stderr; with -v what it does, with -vv its steps and what libraries warn of."""
+    """Log Lastword's warnings to stderr; with -v its actions, with -vv its steps and the warnings of libraries."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter())
     logging.basicConfig(

@@ -1,6 +1,6 @@
-"""The one place that prints: tables for people, JSON for programs.
+"""The only place that prints: tables for people, JSON for programs.
 
-A command builds its result once, as data, and says how people see it. Results go to stdout; warnings, errors,
+A command builds its result once, as data, and defines how people see it. Results go to stdout; warnings, errors,
 questions and progress go to stderr.
 """
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Unit = Literal["bytes", "records", "segments", "time"]
-"""What a progress bar counts. `records`: records and bytes; `time`: nothing but the time, beside a spinner."""
+"""The unit of a progress bar. `records` shows records and bytes; `time` shows a spinner and the elapsed time."""
 
 UNBOUNDED_WIDTH = 4000
-"""Of what is not a terminal: a table that is cut to 80 columns is of no use in a file."""
+"""The width of output that is not a terminal: a table that is cut to 80 columns is of no use in a file."""
 
 
 @dataclass(slots=True)
 class Output:
-    """Prints results, as JSON if it was asked for."""
+    """Prints results, as JSON if requested."""
 
     json: bool = False
     _stop_bar: Callable[[], None] | None = None
@@ -52,7 +52,7 @@ class Output:
         sys.stderr.write(f"warning: {message}\n")
 
     def fail(self, kind: str, message: str) -> None:
-        """Print an error, on one line."""
+        """Print an error on one line."""
         if self.json:
             sys.stderr.write(
                 json.dumps({"error": {"type": kind, "message": message}}, ensure_ascii=False) + "\n"
@@ -62,11 +62,11 @@ class Output:
 
     @contextmanager
     def progress(self, title: str, *, unit: Unit = "bytes") -> Iterator[ProgressBar]:
-        """A progress bar on stderr, if that is a terminal and nobody asked for JSON."""
+        """Show a progress bar on stderr, if that is a terminal and JSON was not requested."""
         if self.json or not sys.stderr.isatty():
             yield ProgressBar()
             return
-        # A terminal of its own: while Spark starts, what else goes to stderr goes to its log.
+        # Through its own descriptor: while Spark starts, stderr is redirected to Spark's log.
         with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal, _bar(title, unit, terminal) as bar:
             self._stop_bar = bar.stop
             yield bar
@@ -74,7 +74,7 @@ class Output:
 
     @contextmanager
     def stages(self, titles: dict[str, tuple[str, Unit]]) -> Iterator[Callable[..., None]]:
-        """A bar a stage, one after the other: call it with the name of a stage and its numbers."""
+        """Show one bar per stage, one after the other: call it with the name of a stage and its numbers."""
         with ExitStack() as shown:
             current: list[tuple[str, ProgressBar]] = []
 
@@ -92,7 +92,7 @@ class Output:
             yield report
 
     def stop_progress(self) -> None:
-        """Take a bar that another thread shows off the terminal."""
+        """Remove the bar of another thread from the terminal."""
         if self._stop_bar is not None:
             self._stop_bar()
 
@@ -128,12 +128,12 @@ def _bar(title: str, unit: Unit, terminal: TextIO) -> Iterator[ProgressBar]:
 
 
 class ProgressBar:
-    """How far a job has come. This one shows nothing."""
+    """Reports the progress of a job. The base class shows nothing."""
 
     def update(self, done: int, total: int | None) -> None: ...
 
     def update_records(self, records: int, all_records: int, done: int, total: int) -> None:
-        """For a bar of `records`: records and bytes, done and in all."""
+        """Update a bar of `records`: records and bytes, done and in total."""
 
     def stop(self) -> None: ...
 
@@ -158,14 +158,14 @@ def make_console(stream: TextIO) -> Console:
     from rich.console import Console
 
     width = None if stream.isatty() else UNBOUNDED_WIDTH
-    # No markup: a record or a path may have square brackets.
+    # No markup: a record or a path may contain square brackets.
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, total: Sequence[Any] | None = None
 ) -> Table:
-    """A table without lines. A column whose name begins with '>' is set to the right, as numbers are."""
+    """Make a table without lines. A column whose name begins with '>' is right-aligned, as for numbers."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
@@ -184,7 +184,7 @@ def table(
 
 
 def facts(pairs: Sequence[tuple[str, str | Text]]) -> Text:
-    """Names and values below each other. Not wrapped, so that a path can be copied from a narrow terminal."""
+    """Make a list of names and values. Not wrapped, so that a path can be copied from a narrow terminal."""
     from rich.text import Text
 
     width = max(len(name) for name, _ in pairs)
@@ -213,7 +213,7 @@ def cell(value: Any) -> Any:
 
 
 def size(size_bytes: int | None) -> str | None:
-    """Bytes for people."""
+    """Format a number of bytes for people."""
     if size_bytes is None:
         return None
     amount = float(size_bytes)
@@ -225,12 +225,12 @@ def size(size_bytes: int | None) -> str | None:
 
 
 def offsets(first: int, end: int) -> str:
-    """A range of offsets, both ends included, as people count."""
+    """Format a range of offsets with both ends included, as people count."""
     if end <= first:
         return "none"
     return str(first) if end == first + 1 else f"{first} to {end - 1}"
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun: 1 record, 2 records."""
+    """Format a number with its noun: 1 record, 2 records."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

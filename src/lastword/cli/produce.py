@@ -1,8 +1,8 @@
 """`lastword produce`: append lines to a topic.
 
-From a file, by its steps: read and check every line, and if one is wrong append nothing; then read it again and
-append. From standard input, which may never end: append lines as they come; a wrong one stops it there, and
-what stood before it is appended.
+A file is read twice: first to check every line, and if one is invalid nothing is appended; then to append. Standard
+input may never end, so lines are appended as they arrive: an invalid line stops the command, and the lines before it
+are appended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lastword.record_json import Parsed
 
 STDIN = "standard input"
 PIECE_BYTES = 4 << 20
-"""Keys and values that are appended at once: what a server is sent in one request."""
+"""The bytes of keys and values that are appended at once, and sent to a server in one request."""
 
 
 class CompressionName(StrEnum):
@@ -46,7 +46,7 @@ class CompressionName(StrEnum):
 
 
 class BadLineError(InvalidRecordError):
-    """A line that makes no record, or one that the topic refuses."""
+    """A line that is not a valid record, or one that the topic refuses."""
 
 
 def register(app: typer.Typer) -> None:
@@ -71,13 +71,13 @@ def produce(
         typer.Option(
             "--file",
             metavar="FILE",
-            help="Read this file, not standard input. Every line is checked before any is appended.",
+            help="Read this file instead of standard input. Every line is checked before any is appended.",
             show_default=False,
         ),
     ] = None,
     separator: Annotated[
         str,
-        typer.Option("--separator", metavar="TEXT", help="What stands between key and value; \\t is a tab."),
+        typer.Option("--separator", metavar="TEXT", help="The text between key and value; \\t is a tab."),
     ] = ":",
     no_key: Annotated[
         bool, typer.Option("--no-key", help="The whole line is the value; the key is null.")
@@ -87,7 +87,7 @@ def produce(
         typer.Option(
             "--null-value",
             metavar="TEXT",
-            help="A value of exactly this text is null: a tombstone. Without it no line is one.",
+            help="A value of exactly this text is null: a tombstone. Without it no line is a tombstone.",
             show_default=False,
         ),
     ] = None,
@@ -100,7 +100,7 @@ def produce(
         typer.Option(
             "--partition",
             metavar="P",
-            help="Append to this partition [where the key belongs; without a key, by turns].",
+            help="Append to this partition [the key's partition; without a key, round robin].",
             show_default=False,
         ),
     ] = None,
@@ -114,9 +114,9 @@ def produce(
         ),
     ] = 10_000,
 ) -> None:
-    """Append lines to a topic: KEY:VALUE, values alone, or JSON.
+    """Append lines to a topic: KEY:VALUE, values without keys, or JSON.
 
-    An empty value is a value. On a terminal each line is appended as it is typed; Ctrl-D ends it.
+    An empty value is a value. On a terminal each line is appended as it is typed; Ctrl-D ends the input.
     """
     line_format = _format(separator, no_key=no_key, null_value=null_value, jsonl=jsonl)
     with session.backend.appender(name) as appender, _input(file) as source:
@@ -138,7 +138,7 @@ def produce(
         except LastwordError as error:
             if not isinstance(error, BadLineError):
                 session.output.warn(
-                    f"{count(job.records, 'record')} had been appended to {name} before this:"
+                    f"{count(job.records, 'record')} had been appended to {name} before this error:"
                 )
             raise
     job.show_summary()
@@ -148,20 +148,20 @@ def _format(separator: str, *, no_key: bool, null_value: str | None, jsonl: bool
     if jsonl:
         if no_key or null_value is not None or separator != ":":
             raise InvalidError(
-                "--jsonl says all about a record; --separator, --no-key and --null-value don't go with it."
+                "--jsonl defines the whole record; --separator, --no-key and --null-value can't be used with it."
             )
         return json_format
     if no_key:
         return value_format(null_value)
     separator = separator.replace("\\t", "\t")
     if not separator:
-        raise InvalidError("--separator must not be empty; --no-key is for lines that are values alone.")
+        raise InvalidError("--separator must not be empty; --no-key is for lines without keys.")
     return key_value_format(separator, null_value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """Where lines come from. A regular file has a size, and can be read twice."""
+    """The input. A regular file has a size, and can be read twice."""
 
     name: str
     fd: int
@@ -173,7 +173,7 @@ class _Source:
 def _input(file: Path | None) -> Iterator[_Source]:
     if file is None or str(file) == "-":
         if sys.stdin is None:
-            raise InvalidError("Standard input is closed; --file names a file to read.")
+            raise InvalidError("Standard input is closed; name a file to read with --file.")
         fd = sys.stdin.fileno()
         yield _Source(name=STDIN, fd=fd, size_bytes=None, is_terminal=os.isatty(fd))
         return
@@ -203,7 +203,7 @@ class _Numbered:
 
 @dataclass(slots=True)
 class _Range:
-    """What one partition got."""
+    """The records that one partition got."""
 
     first_offset: int
     last_offset: int
@@ -212,7 +212,7 @@ class _Range:
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    """One run of the command: reads, checks, appends, and counts what was appended."""
+    """One run of the command: reads, checks and appends records, and counts them."""
 
     session: Session
     topic: str
@@ -234,7 +234,7 @@ class _Job:
         else:
             self._run_file(self.source.size_bytes)
 
-    # ------------------------------------------------------------------------------------- three ways
+    # ---------------------------------------------------------------------------------- kinds of input
 
     def _run_file(self, size_bytes: int) -> None:
         with self.session.output.progress(f"Checking {self.source.name}") as progress:
@@ -262,7 +262,7 @@ class _Job:
     def _parsed_runs(
         self, *, stop_at_bad: bool = True
     ) -> Iterator[tuple[list[_Numbered], tuple[int, LastwordError] | None]]:
-        """Runs of lines that make records, with the line that ends a run because it does not."""
+        """Yield runs of parsed lines, each with the invalid line that ends it, if any."""
         number = 0
         for run in read_runs(self.source.fd, self.batch_records):
             lines: list[_Numbered] = []
@@ -284,7 +284,7 @@ class _Job:
     # -------------------------------------------------------------------------------- check and append
 
     def _append_checked(self, lines: Sequence[_Numbered], bad: tuple[int, LastwordError] | None) -> None:
-        """Append lines up to the first one that is wrong, and raise that."""
+        """Append lines up to the first invalid one, and raise its error."""
         for together in _pieces(lines):
             try:
                 self._append(together)
@@ -309,14 +309,14 @@ class _Job:
         self.size_bytes += sum(_size(each) for each in records)
 
     def _first_wrong(self, lines: Sequence[_Numbered]) -> tuple[int, LastwordError] | None:
-        """The first line that the topic refuses, and why."""
+        """Return the first line that the topic refuses, and the error."""
         for together in _pieces(lines):
             try:
                 self.appender.check([each.parsed for each in together], partition=self.partition)
                 continue
             except InvalidError:
                 pass
-            # Halves: the first wrong line is in the first half that is refused.
+            # Bisect: the first invalid line is in the first half that is refused.
             while len(together) > 1:
                 half = together[: len(together) // 2]
                 try:
@@ -341,7 +341,7 @@ class _Job:
         if self.source.is_terminal:
             return "This line was not appended."
         return (
-            f"The lines before it were appended ({count(self.records, 'record')}), it and the rest were not."
+            f"The lines before it were appended ({count(self.records, 'record')}); it and the rest were not."
         )
 
     def _bad_line(self, number: int, error: LastwordError, done: str) -> BadLineError:
@@ -381,7 +381,7 @@ class _Job:
 
 
 def _pieces(lines: Sequence[_Numbered]) -> Iterator[Sequence[_Numbered]]:
-    """Lines in runs that are appended at once, none much larger than PIECE_BYTES."""
+    """Yield runs of lines that are appended at once, none much larger than PIECE_BYTES."""
     first, size_bytes = 0, 0
     for index, line in enumerate(lines):
         if size_bytes >= PIECE_BYTES:

@@ -1,4 +1,4 @@
-"""Records as lines: for people, and as JSON that `lastword produce --jsonl` takes back."""
+"""Records as lines: for people, and as JSON that `lastword produce --jsonl` accepts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEY_WIDTH = 12
 
 
 def header_line(partitions: int) -> str:
-    """The names of the columns of `text_line`."""
+    """Return the names of the columns of `text_line`."""
     return "  ".join(
         [
             "p".rjust(_partition_width(partitions)),
@@ -37,7 +37,7 @@ def header_line(partitions: int) -> str:
 
 
 def text_line(record: Record, partitions: int, mark: Callable[[str], str]) -> str:
-    """A record on one line. `mark` sets off what is not in the record itself, such as `<tombstone>`."""
+    """Format a record on one line. `mark` highlights text that is not in the record, such as `<tombstone>`."""
     key = text(record.key, mark, null=NULL)
     plain_width = len(text(record.key, str, null=NULL))
     value = text(record.value, mark, null=TOMBSTONE if record.is_tombstone else NULL)
@@ -55,7 +55,7 @@ def text_line(record: Record, partitions: int, mark: Callable[[str], str]) -> st
 
 
 def text(data: bytes | None, mark: Callable[[str], str], *, null: str = NULL) -> str:
-    """Bytes for people: UTF-8, with what can't be shown escaped, so that it is always one line."""
+    """Format bytes for people: UTF-8, with unprintable characters escaped, so that it is always one line."""
     if data is None:
         return mark(null)
     if not data:
@@ -65,7 +65,7 @@ def text(data: bytes | None, mark: Callable[[str], str], *, null: str = NULL) ->
         shown = "".join(
             each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown
         )
-    # A value that reads like one of the marks must not be taken for it.
+    # A value that reads like one of the marks must not be mistaken for it.
     return f"\\x3c{shown[1:]}" if shown in _MARKS else shown
 
 
@@ -76,7 +76,7 @@ def time_text(timestamp_ms: int) -> str:
 
 
 def json_line(record: Record) -> str:
-    """A record as one JSON object. What is not UTF-8 comes in base64, under another name."""
+    """Format a record as one JSON object. Bytes that are not UTF-8 are in base64, under another name."""
     return json.dumps(record_data(record), ensure_ascii=False)
 
 

@@ -17,7 +17,7 @@ AsCopyOption = Annotated[
     bool,
     typer.Option(
         "--as-copy",
-        help="The original still exists where this host can't see it: make this a folder of its own.",
+        help="The original still exists where this host can't see it: make this an independent folder.",
     ),
 ]
 
@@ -31,10 +31,10 @@ def register(app: typer.Typer) -> None:
 
 
 def relocate(session: Session, as_copy: AsCopyOption = False, yes: YesOption = False) -> None:
-    """Make a data folder that was moved or copied usable where it is now.
+    """Make a moved or copied data folder usable where it is now.
 
-    A copy becomes a folder of its own, with a new identity; the original is not touched. A folder that was moved stays
-    the same one. The metadata of its tables is rewritten for the new place; data files stay as they are.
+    A copy becomes an independent folder with a new identity; the original is not touched. A folder that was moved keeps
+    its identity. The metadata of its tables is rewritten for the new place; data files stay as they are.
     """
     from lastword.maintenance import relocating
     from lastword.segments.storage import Storage, check_folder, load_config
@@ -58,7 +58,7 @@ def relocate(session: Session, as_copy: AsCopyOption = False, yes: YesOption = F
         _data(done, done=True),
         f"{folder} is {_becomes(done)} now (id {done.id}); "
         f"the metadata of {count(len(done.topics), 'topic')} was rewritten.",
-        *(f"{path} could not be read, neither before nor now." for path in done.damaged),
+        *(f"{path} could not be read before, and still can't be." for path in done.damaged),
     )
     if done.damaged:
         raise typer.Exit(1)
@@ -66,7 +66,7 @@ def relocate(session: Session, as_copy: AsCopyOption = False, yes: YesOption = F
 
 def _becomes(relocation: Relocation) -> str:
     is_copy = relocation.standing == "copy"
-    return "a folder of its own" if is_copy else f"the place of what was in {relocation.original}"
+    return "an independent folder" if is_copy else f"the new place of {relocation.original}"
 
 
 def _facts(planned: Relocation) -> list[tuple[str, str]]:
@@ -75,7 +75,7 @@ def _facts(planned: Relocation) -> list[tuple[str, str]]:
         ("folder", planned.folder),
         ("copy of" if is_copy else "moved from", planned.original),
         ("identity", "a new one" if is_copy else f"stays {planned.id}"),
-        ("topics to rewrite", ", ".join(planned.topics) or "none: their files are outside of the folder"),
+        ("topics to rewrite", ", ".join(planned.topics) or "none: their files are outside the folder"),
     ]
 
 

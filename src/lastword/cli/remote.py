@@ -1,4 +1,4 @@
-"""The backend beside a server: the same questions, asked of its admin API."""
+"""The backend beside a server: the same operations, through the server's admin API."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from lastword.operations.topics import OnProgress
 
 WAIT_MS = 15_000
-"""How long a command waits for a server whose broker is just being started again."""
+"""How long a command waits for a server whose broker is restarting."""
 TIMEOUT_S = 120.0
-"""Without a byte from the server. Jobs that take longer send one now and then."""
+"""The longest time without a byte from the server. Jobs that take longer send one now and then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Remote:
 
     @contextmanager
     def appender(self, name: str) -> Iterator[Appender]:
-        # A topic that is not there is told before any line is read.
+        # Report a missing topic before any line is read.
         self._list(_topic(name, "config"))
         yield _RemoteAppender(self, name)
 
@@ -112,7 +112,7 @@ class Remote:
             return _content(response)
 
     def _job(self, path: str, body: Json, progress: OnProgress | None = None) -> Json:
-        """Ask for something that takes long, and follow its events to the result."""
+        """Start a long job, and follow its events to the result."""
         with self._sent("POST", path, body, "text/event-stream") as response:
             if response.headers.get_content_type() != "text/event-stream":
                 found: Json = _content(response)
@@ -126,7 +126,7 @@ class Remote:
                 if event == "progress" and progress is not None:
                     progress(*data)
         raise UnavailableError(
-            f"The server at {self.server.admin_url} ended before this was done; what was committed stays."
+            f"The server at {self.server.admin_url} ended before this was done; commits that it has made stay."
         )
 
     @contextmanager
@@ -150,7 +150,7 @@ class Remote:
             connection.close()
 
     def _connect(self) -> http.client.HTTPConnection:
-        """A connection. Where nobody listens the broker may be being started again, so wait a little."""
+        """Connect. If nothing listens, the broker may be restarting, so wait a little."""
         address = urlsplit(self.server.admin_url)
         clock = SystemClock()
         waited_ms = 0
@@ -165,7 +165,7 @@ class Remote:
                 connection.close()
                 if waited_ms >= WAIT_MS or not self.server.is_running:
                     raise UnavailableError(
-                        f"A server holds the data folder (process {self.server.pid}), but nobody answers at "
+                        f"A server holds the data folder (process {self.server.pid}), but it does not answer at "
                         f"{self.server.admin_url}: {error.strerror or error}"
                     ) from error
             clock.sleep_ms(200)
@@ -178,7 +178,7 @@ class Remote:
             token = Path(self.server.token_file).read_text().strip()
         except OSError as error:
             raise UnavailableError(
-                f"The server at {self.server.admin_url} wants a token, and {self.server.token_file}, where it is, "
+                f"The server at {self.server.admin_url} requires a token, and {self.server.token_file}, which has it, "
                 f"can't be read: {error.strerror or error}"
             ) from error
         return {"Authorization": f"Bearer {token}"}
@@ -216,7 +216,7 @@ def _content(response: http.client.HTTPResponse) -> Any:
         content = json.loads(body)
     except ValueError:
         raise UnavailableError(
-            f"The server answered with {response.status} and no JSON: {body[:200].decode(errors='replace')!r}"
+            f"The server answered with {response.status}, but not in JSON: {body[:200].decode(errors='replace')!r}"
         ) from None
     if response.status >= 400:
         raise from_problem({**content, "message": content.get("detail")})
@@ -224,7 +224,7 @@ def _content(response: http.client.HTTPResponse) -> Any:
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
-    """Server-sent events: the name and the data of each. Comments, which keep the connection alive, are passed over."""
+    """Yield the name and the data of each server-sent event. Comments, which keep the connection alive, are skipped."""
     event, data = "message", ""
     for line in response:
         text = line.decode().rstrip("\r\n")

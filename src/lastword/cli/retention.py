@@ -1,4 +1,4 @@
-"""`lastword retention run`: one round of everything that keeps the disk bounded."""
+"""`lastword retention run`: one round of all jobs that keep the disk bounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lastword.cli.output import age, heading, offsets, size, styled, table
 
 app = group(
     "retention",
-    help="Let go of what is older or larger than the settings allow.",
+    help="Remove data that is older or larger than the settings allow.",
     examples=["lastword retention run --dry-run", "lastword retention run"],
 )
 
@@ -27,15 +27,18 @@ app = group(
 )
 def run(
     session: Session,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be removed; change nothing.")
+    ] = False,
     topic: Annotated[
         list[str] | None,
         typer.Option("--topic", metavar="NAME", help="Only this topic; can be repeated.", show_default=False),
     ] = None,
 ) -> None:
-    """Run one round of retention: sealed segments, WAL files, old snapshots, files that nothing names.
+    """Run one round of retention.
 
-    Only what is sealed is touched. The exit code is 1 if something could not be done; the rest is.
+    It removes sealed segments, WAL files, old snapshots and unreferenced files, as set in the settings. Only sealed
+    records are removed. The exit code is 1 if something could not be done; the rest still is.
     """
     from lastword.operations.table import RETENTION
 
@@ -52,13 +55,13 @@ def _parts(report: dict[str, Any]) -> list[Any]:
     totals = _totals(report)
     if any(number for _, number, _, _ in totals):
         parts += [
-            styled("In all would go:" if report["dry_run"] else "Gone in all:", "bold"),
+            styled("Would be removed in total:" if report["dry_run"] else "Removed in total:", "bold"),
             table(["what", ">number", ">size", "why"], totals),
         ]
     else:
         parts.append("There is nothing to remove.")
     if report["segments"]:
-        parts.append("The file of a segment goes when no snapshot names it any more.")
+        parts.append("The file of a segment is removed when no snapshot refers to it any more.")
     if problems := report["problems"]:
         parts += [
             heading("Problems"),
@@ -109,6 +112,6 @@ def _totals(report: dict[str, Any]) -> list[tuple[str, int, str | None, str]]:
             "files",
             sum(len(each["files"]) for each in collected),
             size(sum(each["size_bytes"] for each in collected)),
-            "no snapshot names them, collect.grace.ms",
+            "no snapshot refers to them, collect.grace.ms",
         ),
     ]

@@ -1,4 +1,4 @@
-"""`lastword scene`: a server to throw away, with a topic `users`, and the page that shows a compaction step by step."""
+"""`lastword scene`: a temporary server with a topic `users`, and the page that shows a compaction step by step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TOPIC = "users"
 
-# It compacts in the worker's own process: nobody should wait for Java to look at seven records.
+# It compacts in the worker's own process: no one should wait for Java to look at seven records.
 _SETTINGS = """\
 compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory
 seal.interval.ms: 3600000
@@ -48,19 +48,20 @@ def register(app: typer.Typer) -> None:
 def scene(
     session: Session,
     admin: Annotated[
-        str, typer.Option("--admin", metavar="HOST:PORT", help="Where the page is. Port 0: any that is free.")
+        str,
+        typer.Option("--admin", metavar="HOST:PORT", help="Address of the page. Port 0 is any free port."),
     ] = "127.0.0.1:0",
     kafka: Annotated[
         str,
         typer.Option(
-            "--kafka", metavar="HOST:PORT", help="Where Kafka clients are served. Port 0: any that is free."
+            "--kafka", metavar="HOST:PORT", help="Address for Kafka clients. Port 0 is any free port."
         ),
     ] = "127.0.0.1:0",
     browse: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> None:
-    """Watch a compaction, step by step, on a server of its own that is thrown away in the end.
+    """Watch a compaction, step by step, on a temporary server.
 
-    The data folder is a temporary one; --data is not looked at. Ctrl-C ends it.
+    Its data folder is temporary, too, and --data is ignored. Ctrl-C stops the server and deletes everything.
     """
     import asyncio
 
@@ -128,7 +129,7 @@ def _show_ready(session: Session, started: Started, *, browse: bool) -> None:
                 ("Kafka", server.kafka),
             ]
         ),
-        "Ctrl-C ends it, and everything in it.",
+        "Ctrl-C stops the server and deletes everything in it.",
     )
     sys.stdout.flush()
     if browse:
@@ -136,7 +137,7 @@ def _show_ready(session: Session, started: Started, *, browse: bool) -> None:
 
 
 def _browse(url: str) -> None:
-    """Open a page, if there is a browser. It may take as long as it likes, and what it prints is nobody's."""
+    """Open a page, if there is a browser. Nothing waits for it, or for its output."""
     import threading
     import webbrowser
 

@@ -40,7 +40,7 @@ def serve(
         typer.Option(
             "--kafka",
             metavar="HOST:PORT",
-            help="Where Kafka clients are served [kafka.listen, 127.0.0.1:9092]. Port 0: any that is free.",
+            help="Address for Kafka clients [kafka.listen, 127.0.0.1:9092]. Port 0 is any free port.",
             show_default=False,
         ),
     ] = None,
@@ -49,7 +49,7 @@ def serve(
         typer.Option(
             "--admin",
             metavar="HOST:PORT",
-            help="Where the admin API is [admin.listen, 127.0.0.1:9644]. Port 0: any that is free.",
+            help="Address of the admin API [admin.listen, 127.0.0.1:9644]. Port 0 is any free port.",
             show_default=False,
         ),
     ] = None,
@@ -58,15 +58,15 @@ def serve(
         typer.Option(
             "--connect",
             metavar="SOURCES",
-            help="Run the sources of this file, too [connect.file].",
+            help="Also run the sources of this file [connect.file].",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Serve Kafka clients and the admin API, and work in the background.
+    """Serve Kafka clients and the admin API, and run the worker.
 
-    Two processes: the broker and the worker; one that ends by itself is started again. Ctrl-C or SIGTERM stops
-    them in order with exit code 0, a second one at once. What is done is logged to stderr; -v logs more.
+    It runs two processes, the broker and the worker, and restarts one that ends by itself. Ctrl-C or SIGTERM stops
+    them cleanly with exit code 0; a second one stops them at once. Actions are logged to stderr; -v logs more.
     """
     import asyncio
 
@@ -88,7 +88,7 @@ def serve(
                     ("data folder", options.data),
                     (
                         "settings",
-                        str(options.config or _own_settings(session) or "none: all have their defaults"),
+                        str(options.config or _own_settings(session) or "none (all defaults)"),
                     ),
                 ]
             ),
@@ -109,7 +109,7 @@ def _options(session: Session, kafka: str | None, admin: str | None, connect: Pa
     from lastword.serve.child import ServeOptions
 
     refuse_copy(session.data_folder)
-    # Errors of the settings are told before anything is started.
+    # Report errors in the settings before anything is started.
     if session.config is not None and not session.config.exists():
         raise InvalidConfigError(f"There is no settings file {session.config}.")
     config = BrokerConfig.load(session.config or _own_settings(session))
@@ -165,7 +165,7 @@ def _show_ready(session: Session, options: ServeOptions, started: Started) -> No
             [
                 ("Kafka", server.kafka),
                 ("dashboard", server.admin_url),
-                ("admin API", f"{server.admin_url} (what it offers: {server.admin_url}/docs)"),
+                ("admin API", f"{server.admin_url} (reference: {server.admin_url}/docs)"),
                 (
                     "processes",
                     f"{os.getpid()} supervisor, "
@@ -175,5 +175,5 @@ def _show_ready(session: Session, options: ServeOptions, started: Started) -> No
         ),
         "Ready. Ctrl-C or SIGTERM stops it.",
     )
-    # Whoever started it may be waiting for this.
+    # The process that started this one may be waiting for it.
     sys.stdout.flush()

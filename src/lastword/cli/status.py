@@ -1,4 +1,4 @@
-"""`lastword status`: whether a server runs, how its processes are doing, and what is wrong."""
+"""`lastword status`: whether a server runs, the state of its processes, and problems."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def register(app: typer.Typer) -> None:
 
 
 def status(session: Session) -> None:
-    """Show the server that holds the data folder, its processes, what its worker did last, and how sources are.
+    """Show the server of the data folder, and its problems.
 
-    The exit code is 1 if no server is running, or it is not ready: one that is being started is not.
+    This includes its processes, the last runs of its worker's jobs, and the sources. The exit code is 1 if no server is
+    running, or if it is not ready. A server that is starting is not ready.
     """
     found = read_status(session)
     session.output.show(found, *_parts(found))
@@ -36,7 +37,7 @@ def read_status(session: Session) -> dict[str, Any]:
         and found["starting"] is None
         and running.load(session.data_folder) is not None
     ):
-        # It has become ready since this process looked for one.
+        # A server has become ready since this process looked for one.
         return session.backend.status()
     return found
 
@@ -73,7 +74,7 @@ def _parts(found: dict[str, Any]) -> list[Any]:
             ),
         ]
     if found["worker"]["jobs"]:
-        parts += [heading("Jobs of the worker, when they last ran"), *job_parts(found["worker"])]
+        parts += [heading("Last runs of the worker's jobs"), *job_parts(found["worker"])]
     else:
         parts += ["", _no_jobs(found)]
     parts += _source_parts(found["sources"])
@@ -86,11 +87,11 @@ def _parts(found: dict[str, Any]) -> list[Any]:
 def _no_jobs(found: dict[str, Any]) -> str:
     server = found["server"]
     if server is None and found["worker"]["running"] is None:
-        return "No worker has run on this data folder yet, so nothing was sealed or compacted by one."
+        return "No worker has run on this data folder yet, so none has sealed or compacted anything."
     worker = None if server is None else server["processes"].get("worker")
     if worker is not None and worker["since_ms"] is None:
-        return "The worker is being started, and has not run a job on this data folder yet."
-    return "The worker has started, and has not finished a job yet."
+        return "The worker is starting, and has not run a job on this data folder yet."
+    return "The worker has started, but has not finished a job yet."
 
 
 def _source_parts(sources: dict[str, Any]) -> list[Any]:

@@ -39,16 +39,16 @@ def register(app: typer.Typer) -> None:
 def takeover(
     session: Session, topics: TopicsArgument = None, all_topics: AllOption = False, yes: YesOption = False
 ) -> None:
-    """Make this data folder the owner of topics that belong to another one on the same catalog.
+    """Take over topics that belong to another data folder.
 
-    Without --yes it only shows whose they are. Afterwards the other folder can't commit to them, and its broker stops
-    acknowledging within seconds. Records that it acknowledged and has not sealed stay in its folder: `lastword wal
-    export` there prints them.
+    Both folders are on the same catalog, and this one becomes the owner. Without --yes it only shows the owners.
+    Afterwards the other folder can't commit to the topics, and its broker stops acknowledging within seconds. Records
+    that it acknowledged but has not sealed stay in its folder: `lastword wal export` prints them there.
 
-    A data folder that is not there yet is begun, if its settings (--config, or lastword.yaml in it) name a catalog.
+    A data folder that does not exist yet is created, if its settings (--config, or lastword.yaml in it) name a catalog.
     """
     if bool(topics) == all_topics:
-        raise InvalidError("Name the topics to take over, or say --all.")
+        raise InvalidError("Name the topics to take over, or give --all.")
     _begin(session)
     with session.read() as log:
         found = _foreign(log, topics)
@@ -59,7 +59,7 @@ def takeover(
         session.output.show(
             {"topics": [_data(info) for info in found], "taken_over": False},
             _table([(info.name, info.owner) for info in found]),
-            f"{_consequence(len(found))} Nothing was changed; --yes takes over.",
+            f"{_consequence(len(found))} Nothing was changed; give --yes to take over.",
         )
         return
     with session.write() as log:
@@ -73,7 +73,7 @@ def takeover(
 
 
 def _begin(session: Session) -> None:
-    """Make a data folder of a new one: where the old host is gone, this one has nothing but settings."""
+    """Create the data folder if it is new: if the old host is gone, this one has nothing but settings."""
     from lastword.folder.paths import FORMAT_FILE
     from lastword.segments.storage import Storage, load_config
 
@@ -93,7 +93,7 @@ def _foreign(log: Log, topics: list[str] | None) -> list[TopicInfo]:
         if name not in infos:
             raise UnknownTopicError(f"there is no topic {name!r}")
         if not log.is_foreign(infos[name]):
-            raise InvalidError(f"The topic {name!r} belongs to this data folder already.")
+            raise InvalidError(f"The topic {name!r} already belongs to this data folder.")
     return [infos[name] for name in dict.fromkeys(topics)]
 
 
@@ -102,7 +102,7 @@ def _consequence(topics: int) -> str:
     return (
         f"Taking {them} over raises the epoch: the folder above can't commit to {them} any more, and its broker stops "
         f"acknowledging within seconds. Stop it first, or let it seal (`lastword topic seal`): records that it "
-        f"acknowledged and has not sealed stay in its folder, where `lastword wal export` prints them."
+        f"acknowledged but has not sealed stay in its folder, where `lastword wal export` prints them."
     )
 
 
@@ -111,7 +111,7 @@ def _rest(done: list[TakenOver]) -> str:
     where = "; ".join(
         f"on {host}, `lastword wal export TOPIC --data {path}`" for path, host in places.items()
     )
-    return f"For records that were acknowledged and not sealed there: {where}." if where else ""
+    return f"To print records that were acknowledged but not sealed there: {where}." if where else ""
 
 
 def _table(rows: list[tuple[str, Owner | None]]) -> Any:

@@ -1,4 +1,4 @@
-"""`lastword topic`: create, alter, list, delete, seal, delete-records. `describe` is a file of its own."""
+"""`lastword topic`: create, alter, list, delete, repair, seal, delete-records. `describe` has its own file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLICY = "cleanup.policy"
 
 app = group(
     "topic",
-    help="Create, change, look at and delete topics.",
+    help="Create, change, inspect and delete topics.",
     examples=[
         "lastword topic create users --cleanup-policy compact",
         "lastword topic list",
@@ -28,7 +28,7 @@ SettingsOption = Annotated[
     typer.Option(
         "--config",
         metavar="KEY=VALUE",
-        help="A setting of the topic; can be repeated. Without a '=' it is the settings file.",
+        help="A setting of the topic; can be repeated. A value without '=' is the settings file.",
         show_default=False,
     ),
 ]
@@ -61,7 +61,7 @@ def create(
     ] = None,
     config: SettingsOption = None,
 ) -> None:
-    """Create a topic, and the data folder if it is not there yet."""
+    """Create a topic. The data folder is created if it does not exist yet."""
     from lastword.operations.table import CREATE_TOPIC
 
     settings = take_settings(session, config or [], cleanup_policy)
@@ -91,7 +91,7 @@ def alter(
         typer.Option(
             "--delete-config",
             metavar="KEY",
-            help="Take a setting back, so that it is inherited again; can be repeated.",
+            help="Remove a setting of the topic, so that it is inherited again; can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -102,7 +102,7 @@ def alter(
         ),
     ] = None,
 ) -> None:
-    """Change settings of a topic, or add partitions. Everything is applied, or nothing."""
+    """Change settings of a topic, or add partitions. Either all changes are applied or none."""
     from lastword.operations.table import ALTER_TOPIC
 
     settings = take_settings(session, config or [], None)
@@ -110,7 +110,7 @@ def alter(
     if not settings and not unset and partitions is None:
         raise InvalidError("There is nothing to change; give --config, --delete-config or --partitions.")
     if both := sorted(set(settings) & set(unset)):
-        raise InvalidConfigError(f"{both[0]!r} is both set and taken back; do one of them")
+        raise InvalidConfigError(f"{both[0]!r} is both set and deleted; do one of them")
     done = session.backend.run(ALTER_TOPIC, name, set_config=settings, unset=unset, partitions=partitions)
     if done["warning"] is not None:
         session.output.warn(done["warning"])
@@ -122,13 +122,13 @@ def alter(
         rows.append(("partitions", str(done["partitions"]["before"]), str(done["partitions"]["after"])))
     session.output.show(
         done,
-        f"Changed topic {name}." if rows else f"Topic {name} is as it was.",
+        f"Changed topic {name}." if rows else f"Topic {name} is unchanged.",
         *([table(["setting", "before", "now"], rows)] if rows else []),
     )
 
 
 def take_settings(session: Session, given: list[str], cleanup_policy: str | None) -> dict[str, str]:
-    """The settings among the values of --config; the one without a '=' is the settings file."""
+    """Return the settings among the values of --config. The value without a '=' is the settings file."""
     settings = {} if cleanup_policy is None else {POLICY: cleanup_policy}
     files: list[str] = []
     for each in given:
@@ -168,7 +168,7 @@ def list_topics(session: Session) -> None:
         return
     has_foreign = any(each["foreign_owner"] for each in found)
     shown = table(
-        ["topic", ">partitions", POLICY, "settings of its own", *(["belongs to"] if has_foreign else [])],
+        ["topic", ">partitions", POLICY, "own settings", *(["belongs to"] if has_foreign else [])],
         [
             (
                 each["name"],
@@ -190,16 +190,16 @@ def list_topics(session: Session) -> None:
 
 @command(app, "delete", examples=["lastword topic delete users", "lastword topic delete users --yes"])
 def delete(session: Session, name: TopicArgument, yes: YesOption = False) -> None:
-    """Delete a topic with all its records and the positions of its readers."""
+    """Delete a topic, with its records and its readers' positions."""
     from lastword.operations.table import DELETE_TOPIC, LIST_TOPICS
 
-    # The question is asked before the log is locked: nobody should have to wait for an answer.
+    # Ask before locking the log: no other process should have to wait for an answer.
     backend = session.backend
     found = next((each for each in backend.run(LIST_TOPICS) if each["name"] == name), None)
     if found is None:
         raise UnknownTopicError(f"there is no topic {name!r}")
     what = "unreadable" if found["partitions"] is None else count(found["partitions"], "partition")
-    question = f"Delete topic {name} ({what}) with everything in it, for ever?"
+    question = f"Permanently delete topic {name} ({what}) with everything in it?"
     if not session.confirm(question, yes=yes):
         session.output.show({"topic": name, "deleted": False}, "Nothing was deleted.")
         raise typer.Exit(1)
@@ -216,20 +216,21 @@ def repair(
     session: Session,
     name: TopicArgument,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Go back to the newest older state that can be used.")
+        bool, typer.Option("--yes", "-y", help="Go back to the newest older state that is usable.")
     ] = False,
 ) -> None:
-    """Show which older states of a table that can't be read can be used; with --yes, go back to the newest.
+    """Repair a topic whose table can't be read.
 
-    What was sealed since is sealed again from the WAL. It is refused where records would be lost. Without --yes nothing
-    is changed, and the exit code is 1.
+    Without --yes, show the older states of the table and change nothing; the exit code is 1. With --yes, go back to the
+    newest usable one: records that were sealed since are sealed again from the WAL. The repair is refused if records
+    would be lost.
     """
     from lastword.operations.table import REPAIR_PLAN, REPAIR_TOPIC
 
     if yes:
         done = session.backend.run(REPAIR_TOPIC, name)
         session.output.show(
-            done, f"{name} has gone back to {done['chosen']}. What the WAL has is sealed again in a while."
+            done, f"{name} has gone back to {done['chosen']}. The records in the WAL are sealed again later."
         )
         return
     plan = session.backend.run(REPAIR_PLAN, name)
@@ -248,18 +249,18 @@ def _repair_parts(plan: dict[str, Any]) -> list[Any]:
                     (
                         each["metadata_location"].rpartition("/")[2],
                         each["operation"],
-                        styled(each["problem"], "red") if each["problem"] else "can be used",
+                        styled(each["problem"], "red") if each["problem"] else "usable",
                     )
                     for each in plan["states"]
                 ],
             ),
         ]
     if plan["chosen"] is None:
-        return [*parts, "None can be used. Restore the metadata file from a backup, or delete the topic."]
+        return [*parts, "None is usable. Restore the metadata file from a backup, or delete the topic."]
     if plan["lost"]:
         return [
             *parts,
-            heading("Lost with the newest that can be used"),
+            heading("Offsets that the newest usable state would lose"),
             table(
                 [">partition", ">offsets"],
                 [
@@ -267,11 +268,11 @@ def _repair_parts(plan: dict[str, Any]) -> list[Any]:
                     for each in plan["lost"]
                 ],
             ),
-            "So it is not done. Restore the metadata file from a backup, or delete the topic.",
+            "So the repair is refused. Restore the metadata file from a backup, or delete the topic.",
         ]
     way_out = (
-        f"`lastword topic repair {plan['topic']} --yes` goes back to the newest that can be used. No record is lost. "
-        f"Settings that were changed since, and deletions of records, are undone."
+        f"`lastword topic repair {plan['topic']} --yes` goes back to the newest usable state. No record is lost. "
+        f"Later changes of settings and deletions of records are undone."
     )
     return [*parts, way_out]
 
@@ -283,9 +284,9 @@ def _repair_parts(plan: dict[str, Any]) -> list[Any]:
     shown=["lastword.maintenance.tiering"],
 )
 def seal(session: Session, name: TopicArgument) -> None:
-    """Commit everything that is only in the WAL as sealed segments.
+    """Seal all records that are only in the WAL.
 
-    The exit code is 1 if a partition could not be sealed; the others are.
+    They are committed as sealed segments. The exit code is 1 if a partition could not be sealed; the others still are.
     """
     from lastword.operations.table import SEAL
 
@@ -319,9 +320,9 @@ def _sealed_parts(report: dict[str, Any]) -> list[Any]:
             ),
         ]
     elif report["wal_files"]:
-        parts.append(f"The WAL of {topic} held only records below the log start; nothing was left to seal.")
+        parts.append(f"The WAL of {topic} had only records below the log start; there was nothing to seal.")
     elif not report["problems"]:
-        parts.append(f"Everything in {topic} is sealed already.")
+        parts.append(f"Everything in {topic} is already sealed.")
     if report["problems"]:
         parts += [
             heading("Not sealed") if parts else f"Nothing of {topic} was sealed.",
@@ -350,17 +351,20 @@ def delete_records(
     before: Annotated[
         int,
         typer.Option(
-            "--before", metavar="OFFSET", help="The new log start; -1: all records go.", show_default=False
+            "--before",
+            metavar="OFFSET",
+            help="The new log start; -1 deletes all records.",
+            show_default=False,
         ),
     ],
 ) -> None:
-    """Delete the records of a partition before an offset. No read shows them any more."""
+    """Delete the records of a partition before an offset. Reads no longer return them."""
     from lastword.operations.table import DELETE_RECORDS
 
     done = session.backend.run(DELETE_RECORDS, name, partition=partition, before=before)
     old_start, log_start = done["log_start_before"], done["log_start"]
     if log_start > old_start:
-        said = f"Deleted the offsets {offsets(old_start, log_start)} of {name} partition {partition}."
+        said = f"Deleted offsets {offsets(old_start, log_start)} of {name} partition {partition}."
     else:
         said = f"There was nothing to delete: {name} partition {partition} starts at {log_start}."
     session.output.show(done, said)

@@ -32,7 +32,7 @@ def verify(
         typer.Option(
             "--before",
             metavar="SNAPSHOT",
-            help="The earlier snapshot [the one before the later].",
+            help="The earlier snapshot [the one before the later snapshot].",
             show_default=False,
         ),
     ] = None,
@@ -46,10 +46,10 @@ def verify(
         ),
     ] = None,
 ) -> None:
-    """Prove on Spark that compaction lost nothing, by comparing two snapshots.
+    """Prove on Spark that compaction lost nothing.
 
-    Every key's winner is the same, what is gone was allowed to go, nothing else changed. The exit code is 1 if
-    something is wrong. `topic history` lists the snapshots.
+    It compares two snapshots: every key must have the same winner, removed records must have been allowed to go, and
+    nothing else may have changed. The exit code is 1 if something is wrong. `topic history` lists the snapshots.
     """
     from lastword.operations.table import VERIFY
 
@@ -76,14 +76,14 @@ def _parts(report: dict[str, Any]) -> list[Any]:
     if report["gone"]:
         parts += [
             table(
-                ["gone, because it is", ">records"],
+                ["reason for removal", ">records"],
                 sorted(report["gone"].items()),
                 total=("all", gone) if len(report["gone"]) > 1 else None,
             ),
             "",
         ]
     else:
-        parts += ["No record is gone.", ""]
+        parts += ["No record was removed.", ""]
     if report["holds"]:
         return [*parts, styled("Nothing was lost.", "bold green")]
     parts += [
@@ -102,7 +102,7 @@ def _parts(report: dict[str, Any]) -> list[Any]:
         ),
     ]
     if report["problem_count"] > len(report["problems"]):
-        parts.append(f"These are the first {len(report['problems'])}.")
+        parts.append(f"Only the first {len(report['problems'])} are shown.")
     return parts
 
 

@@ -1,4 +1,4 @@
-"""`lastword wal`: what is in the write-ahead logs, what only they have, and the way out when one is damaged."""
+"""`lastword wal`: show the write-ahead logs, export records that only they have, and repair damaged ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lastword.errors import CorruptError, InvalidError
 
 app = group(
     "wal",
-    help="Look into the write-ahead logs, and repair them.",
+    help="Show, export and repair the write-ahead logs.",
     examples=["lastword wal show users", "lastword wal repair users", "lastword wal export users"],
 )
 
@@ -29,10 +29,10 @@ app = group(
 def show(
     session: Session,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The topic; without one, all.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="The topic [all].", show_default=False)
     ] = None,
 ) -> None:
-    """Show the WAL files of each partition, what is kept aside, and known damage."""
+    """Show WAL files by partition, files kept aside, and known damage."""
     from lastword.operations.table import SHOW_WAL
 
     found = session.backend.run(SHOW_WAL, name)
@@ -84,7 +84,7 @@ def _topic_parts(found: dict[str, Any]) -> list[Any]:
     ]
     if aside:
         parts += [
-            heading("Kept aside, for people to look at"),
+            heading("Kept aside for inspection"),
             table(
                 [">partition", "file", ">size"],
                 [
@@ -134,7 +134,7 @@ def export(
             "--from-offset",
             metavar="N",
             min=0,
-            help="From this offset on, whatever is sealed [what is not sealed]. Needs no catalog.",
+            help="Start at this offset, sealed or not [only unsealed records]. Needs no catalog.",
             show_default=False,
         ),
     ] = None,
@@ -143,15 +143,16 @@ def export(
         typer.Option(
             "--file",
             metavar="FILE",
-            help="Write to this new file, not to standard output.",
+            help="Write to this new file instead of standard output.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Print the records that only this data folder's WAL has, as JSON lines that `lastword produce --jsonl` takes.
+    """Print the records that only this data folder's WAL has.
 
-    Also of a topic that another folder has taken over: those that this one acknowledged and had not sealed. Nothing is
-    locked or changed. The exit code is 1 if some of them are damaged.
+    They are printed as JSON lines for `lastword produce --jsonl`. This also works for a topic that another folder has
+    taken over: it prints the records that this folder acknowledged but had not sealed. Nothing is locked or changed. The
+    exit code is 1 if some records are damaged.
     """
     from lastword.clock import SystemClock
     from lastword.maintenance.rescue import local_records
@@ -190,7 +191,7 @@ def _output(file: Path | None) -> Iterator[TextIO]:
         with file.open("x", encoding="utf-8") as lines:
             yield lines
     except FileExistsError:
-        raise InvalidError(f"{file} is there already; name a new file.") from None
+        raise InvalidError(f"{file} already exists; name a new file.") from None
 
 
 # ----------------------------------------------------------------------------------------------- repair
@@ -211,13 +212,14 @@ def repair(
     name: TopicArgument,
     skip: Annotated[
         bool,
-        typer.Option("--skip", help="Leave the damaged ranges behind; the rest can then be read and sealed."),
+        typer.Option("--skip", help="Skip the damaged ranges, so that the rest can be read and sealed."),
     ] = False,
     yes: YesOption = False,
 ) -> None:
-    """Show the damaged ranges of a topic's WAL; with --skip, leave them behind.
+    """Show the damaged ranges of a topic's WAL, or skip them.
 
-    Without --skip nothing is changed, and the exit code is 1 if there is damage. The damaged files are kept aside.
+    With --skip they are skipped permanently, and the damaged files are kept aside. Without --skip nothing is changed,
+    and the exit code is 1 if there is damage.
     """
     from lastword.operations.table import WAL_DAMAGE
 
@@ -233,7 +235,9 @@ def repair(
     lost = sum(each["end_offset"] - each["first_offset"] for each in damage)
     if not yes and not session.output.json:
         session.output.show(None, *_range_parts(name, damage))
-    question = f"Leave {count(len(damage), 'damaged range')} with {count(lost, 'offset')} of {name} behind, for ever?"
+    question = (
+        f"Permanently skip {count(len(damage), 'damaged range')} with {count(lost, 'offset')} of {name}?"
+    )
     if not session.confirm(question, yes=yes):
         session.output.show(found, "Nothing was changed.")
         raise typer.Exit(1)
@@ -241,7 +245,7 @@ def repair(
     session.output.show(
         skipped,
         table(_COLUMNS, [_row(each) for each in skipped["damage"]]),
-        f"Left {count(len(skipped['damage']), 'damaged range')} behind. "
+        f"Skipped {count(len(skipped['damage']), 'damaged range')}. "
         f"The damaged files are kept in aside/ for a week.",
     )
 
@@ -264,7 +268,7 @@ def _range_parts(name: str, damage: list[dict[str, Any]]) -> list[Any]:
                 ]
             ),
         ]
-    return [*parts, "", f"`lastword wal repair {name} --skip` leaves them behind; what is around them stays."]
+    return [*parts, "", f"`lastword wal repair {name} --skip` skips them; the records around them stay."]
 
 
 def _row(damaged: dict[str, Any]) -> tuple[object, ...]:

@@ -1,8 +1,7 @@
-"""`lastword worker`: everything that goes on in the background, in the foreground of a terminal or a service.
+"""`lastword worker`: all background jobs, run in the foreground of a terminal or a service.
 
-The loop runs in a thread of its own, so that a signal always finds the main thread free: it asks the loop to end,
-which it does between two commits. Spark, which takes over Ctrl-C where it is started from the main thread, does
-not get it here.
+The loop runs in its own thread, so that the main thread is always free to handle a signal: the signal asks the loop to
+stop, which it does between two commits. Spark takes over Ctrl-C if the main thread starts it; here it does not.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ def worker(
     session: Session,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Run every job once, then end: 1 if one of them failed or was not run."),
+        typer.Option("--once", help="Run every job once, then exit: with 1 if a job failed or was not run."),
     ] = False,
 ) -> None:
-    """Seal, compact and apply retention in the background, each in its own time.
+    """Seal, compact and apply retention in the background.
 
-    It works beside the process that writes the log, until Ctrl-C or SIGTERM, which end it between two commits
-    with exit code 0. There is one worker at a time. -v logs what it does.
+    Each job has its own schedule. The worker runs beside the process that writes the log, until Ctrl-C or SIGTERM,
+    which stop it between two commits with exit code 0. There is one worker at a time. -v logs each action.
     """
     import lastword
     from lastword.clock import SystemClock
@@ -55,7 +54,7 @@ def worker(
     with lastword.open(session.data_folder, config=session.config, maintain_only=True, create=False) as log:
         give_way(log.config.worker_nice)
         made = log.worker()
-        # Before anything is said: another worker may be there.
+        # Before any output: another worker may be running.
         RoleLock.acquire(log.path, Role.WORKER, SystemClock(), brief=True).release()
         _show_start(session, log)
         run_until_signal(made.run, made, code=0)
@@ -78,20 +77,20 @@ def _show_start(session: Session, log: Log) -> None:
             [(name, what, _duration(first), _duration(every)) for name, what, first, every in jobs],
         ),
         "",
-        "Ctrl-C or SIGTERM ends it between two commits.",
+        "Ctrl-C or SIGTERM stops it between two commits.",
     )
-    # Whoever started it may be waiting for this.
+    # The process that started this one may be waiting for it.
     sys.stdout.flush()
 
 
 _WHAT = {
-    "seal": "rolls what is due, and seals it",
+    "seal": "rolls and seals what is due",
     "compact": "compacts what is due",
     "retention": "removes segments by retention.*",
     "delete": "removes sealed WAL files by local.retention.*",
-    "expire": "forgets old snapshots",
-    "collect": "removes files that nothing names",
-    "measure": "looks at sizes and lags, for metrics",
+    "expire": "expires old snapshots",
+    "collect": "removes unreferenced files",
+    "measure": "measures sizes and lags for metrics",
 }
 
 
@@ -108,7 +107,7 @@ def _duration(duration_ms: int) -> str | None:
 def _show_status(session: Session, status: dict[str, Any]) -> None:
     not_run = [name for name, job in status["jobs"].items() if job["last_run_ms"] is None]
     stopped: list[Any] = (
-        ["", styled(f"Stopped before it had run: {', '.join(not_run)}.", "red")] if not_run else []
+        ["", styled(f"Stopped before these had run: {', '.join(not_run)}.", "red")] if not_run else []
     )
     session.output.show(status, *job_parts(status), *stopped)
     failed = any(job["last_error"] for job in status["jobs"].values())
@@ -117,7 +116,7 @@ def _show_status(session: Session, status: dict[str, Any]) -> None:
 
 
 def job_parts(status: dict[str, Any]) -> list[Any]:
-    """How each job went that has run, and what could not be compacted or erased."""
+    """Show the result of each job that has run, and what could not be compacted or erased."""
     ran = {name: job for name, job in status["jobs"].items() if job["last_run_ms"] is not None}
     parts: list[Any] = [
         table(
@@ -156,5 +155,5 @@ def _result(name: str, job: dict[str, Any], status: dict[str, Any]) -> Any:
     if job["last_error"]:
         return styled(f"failed: {job['last_error']}", "red")
     if name == "compact" and (status["failing"] or status["erasures_left"]):
-        return styled("done but for what is below", "red")
+        return styled("done, except for what is listed below", "red")
     return "done"

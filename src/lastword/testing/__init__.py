@@ -1,9 +1,9 @@
-"""For the tests of those who build on Lastword.
+"""Helpers for the tests of programs that build on Lastword.
 
-clock.py               a clock to move by hand
-compaction_service.py  what a compaction service must do
+clock.py               a clock that tests move by hand
+compaction_service.py  the contract of a compaction service, as tests
 
-pytest is not needed to import this; where it is running, failed assertions of the contract show their values.
+pytest is not needed to import this. If it is running, failed assertions of the contract show their values.
 """
 
 import sys

@@ -8,10 +8,10 @@ from lastword.clock import SystemClock
 
 
 class ManualClock:
-    """Time as a test says. Sleeping moves it.
+    """A clock that a test sets. Sleeping moves it.
 
-    It begins at the machine's time, because the ages of files are compared with it; move it in steps that are
-    much larger than what a test takes.
+    It starts at the machine's time, because the ages of files are compared with it. Move it in steps that are much
+    larger than the duration of a test.
     """
 
     def __init__(self, now_ms: int | None = None) -> None:
@@ -30,6 +30,6 @@ class ManualClock:
             self._now_ms += duration_ms
 
     def put(self, now_ms: float) -> None:
-        """Let it be that time, which may be an earlier one."""
+        """Set the time, which may be earlier than before."""
         with self._lock:
             self._now_ms = float(now_ms)

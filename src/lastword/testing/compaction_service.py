@@ -1,11 +1,11 @@
-"""What every compaction service must do, as tests that any of them can run.
+"""The contract of every compaction service, as tests that any of them can run.
 
     from lastword.testing import CompactionServiceContract
 
     class TestMyService(CompactionServiceContract):
         factory = "my_package.compaction:MyServiceFactory"
 
-pytest finds the inherited tests. Each has a log of its own in a temporary folder, with that factory in its settings.
+pytest finds the inherited tests. Each has its own log in a temporary folder, with that factory in its settings.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ ASKED_FOR = CompactionRequest(asked_for=True)
 
 
 class CompactionServiceContract:
-    """Subclass it with a name that begins with `Test`, and set `factory`."""
+    """The contract. Subclass it with a name that begins with `Test`, and set `factory`."""
 
     factory: ClassVar[str]
-    """As in `compaction.service.factory`."""
+    """The value of `compaction.service.factory`."""
 
     config: Mapping[str, object] = {}
-    """Further settings of the broker that the service needs. It may be a property."""
+    """More broker settings that the service needs. It may be a property."""
 
     keeps_table = True
-    """Whether the service compacts the topic's table too, so that a plain read shows what a compacted one shows."""
+    """Whether the service compacts the topic's table too, so that a plain read returns the same as a compacted one."""
 
     # ------------------------------------------------------------------------------- the log of one test
 
@@ -57,7 +57,7 @@ class CompactionServiceContract:
 
     @property
     def log(self) -> Log:
-        """The log of this test, opened when it is first asked for: after all fixtures."""
+        """The log of this test, opened at its first use: after all fixtures."""
         if self._log is None:
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="lastword-contract-")
@@ -81,10 +81,10 @@ class CompactionServiceContract:
             self._folder.cleanup()
             self._folder = None
 
-    # ------------------------------------------------------------------------------------------ the words
+    # -------------------------------------------------------------------------------------------- helpers
 
     def topic(self, name: str = "users", *, partitions: int = 1, **own: object) -> Topic:
-        """A new compacted topic; `delete_retention_ms=1` stands for `delete.retention.ms`."""
+        """Create a compacted topic; `delete_retention_ms=1` stands for `delete.retention.ms`."""
         settings = {key.replace("_", "."): value for key, value in own.items()}
         return self.log.create_topic(
             name, partitions=partitions, config={"cleanup.policy": "compact"} | settings
@@ -94,7 +94,7 @@ class CompactionServiceContract:
         return self.log.compaction.service(topic.name)
 
     def write(self, topic: Topic, *records: NewRecord, partition: int = 0) -> list[Record]:
-        """Append records; as they must be read back."""
+        """Append records, and return them as they must be read back."""
         places = topic.append_many(records, partition=partition)
         now_ms = self.clock.now_ms()
         return [
@@ -113,7 +113,7 @@ class CompactionServiceContract:
         ]
 
     def write_rounds(self, topic: Topic, rounds: int, keys: int, *, partition: int = 0) -> list[Record]:
-        """Write every key so many times, each time with another value."""
+        """Write every key once per round, each time with another value."""
         return [
             record
             for number in range(rounds)
@@ -123,12 +123,12 @@ class CompactionServiceContract:
         ]
 
     def compact(self, *topics: Topic) -> None:
-        """Seal and compact everything, and expect that it works."""
+        """Seal and compact the topics, and assert that nothing failed."""
         report = self.log.compact([topic.name for topic in topics], seal=True, asked_for=True)
         assert not report.failures
 
     def entries(self, topic: Topic, partition: int = 0, *, start: int = 0, page: int = 3) -> list[Record]:
-        """All compacted entries from an offset on, page by page, as a reader asks for them."""
+        """Return all compacted entries from an offset on, page by page, as a reader asks for them."""
         found: list[Record] = []
         while records := self.page(topic, partition, start, page):
             found += records
@@ -136,7 +136,7 @@ class CompactionServiceContract:
         return found
 
     def page(self, topic: Topic, partition: int, start: int, count: int) -> list[Record]:
-        """One page, which must be in order and where it belongs."""
+        """Return one page, which must be in order, in its partition and within the compacted range."""
         service = self.service(topic)
         records = list(service.read_compacted_entries(partition, start, count) or ())
         offsets = [record.offset for record in records]
@@ -149,7 +149,7 @@ class CompactionServiceContract:
         return records
 
     def check(self, topic: Topic, written: Sequence[Record], partition: int = 0) -> None:
-        """Everything written has been compacted, to exactly the newest record of each key."""
+        """Check that everything written has been compacted to exactly the newest record of each key."""
         service = self.service(topic)
         expected = newest(written)
         assert self.entries(topic, partition) == expected
@@ -157,11 +157,11 @@ class CompactionServiceContract:
         assert service.last_compacted_entry(partition) == expected[-1]
 
     def erase(self, topic: Topic, *keys: str) -> None:
-        """Erase keys, and expect that nothing is left of them."""
+        """Erase keys, and assert that nothing is left of them."""
         assert self.log.erase(topic.name, [key.encode() for key in keys]).left == ()
 
     def check_erased(self, topic: Topic, written: Sequence[Sequence[Record]]) -> None:
-        """Check that key-1 and key-4 are served by nobody, and all others as before, by the service or the log."""
+        """Check that neither the service nor the log serves key-1 and key-4, and that all others are served as before."""
         assert list(topic.read(compacted=True)) == [
             record for own in written for record in without(newest(own), "key-1", "key-4")
         ]
@@ -482,7 +482,7 @@ class CompactionServiceContract:
         self.compact(topic)
         self.check(topic, written)
 
-    # ------------------------------------------------------------------------------------ what must be gone
+    # -------------------------------------------------------------------------------- erasure and deletion
 
     def test_erased_keys_are_not_served_any_more(self) -> None:
         topic = self.topic(partitions=2)
@@ -491,7 +491,7 @@ class CompactionServiceContract:
         for partition, own in enumerate(written):
             self.check(topic, own, partition)
 
-        # The last one in its partition among them, which is the last compacted entry.
+        # One of them is the last key in its partition, and so the last compacted entry.
         self.erase(topic, "key-1", "key-4")
 
         self.check_erased(topic, written)
@@ -540,14 +540,14 @@ class CompactionServiceContract:
         self.log.delete_topic(old.name)
         assert not given(service)
 
-        # Nor has it what another topic of that name has.
+        # Nor does it return records of another topic of that name.
         topic = self.topic()
         written = self.write_rounds(topic, rounds=3, keys=5)
         self.compact(topic)
         self.check(topic, written)
         assert not given(service)
 
-    # -------------------------------------------------------------------------------------------- the end
+    # -------------------------------------------------------------------------------------------- closing
 
     def test_compacted_data_outlive_the_log(self) -> None:
         written = self.write_rounds(self.topic(), rounds=2, keys=4)
@@ -577,24 +577,24 @@ def put(
 
 
 def gone(key: str) -> NewRecord:
-    """A tombstone."""
+    """Return a tombstone."""
     return NewRecord(key=key.encode(), value=None)
 
 
 def newest(written: Iterable[Record]) -> list[Record]:
-    """The newest record of each key, and all without a key, in offset order."""
+    """Return the newest record of each key, and all records without a key, in offset order."""
     records = list(written)
     last = {record.key: record.offset for record in records}
     return [record for record in records if record.key is None or last[record.key] == record.offset]
 
 
 def without(records: Iterable[Record], *keys: str) -> list[Record]:
-    """Records but for those of some keys."""
+    """Return the records except those of some keys."""
     return [record for record in records if record.key not in {key.encode() for key in keys}]
 
 
 def given(service: TopicCompactionService) -> list[Record]:
-    """Return everything that a service gives of the first partition; nothing where it refuses."""
+    """Return everything that a service returns for the first partition, or nothing if it refuses."""
     found: list[Record] = []
     with suppress(LastwordError):
         found += service.read_compacted_entries(0, 0, 1000) or ()
@@ -605,5 +605,5 @@ def given(service: TopicCompactionService) -> list[Record]:
 
 
 def pages_of(records: int) -> Any:
-    """Compacted reads ask for so many records at a time."""
+    """Make compacted reads ask for this many records at a time."""
     return mock.patch.object(compacted, "PAGE_RECORDS", records)

@@ -1,4 +1,4 @@
-// Asks the server. An error has the server's own words; a server that does not answer is told apart from one that refuses.
+// Requests to the server. An error has the server's own message; no answer is a different error from a refusal.
 
 export class Problem extends Error {
   constructor(status, detail) {
@@ -16,7 +16,7 @@ export class Unreachable extends Error {
 const listeners = new Set();
 let answers = true;
 
-/** Be told when the server stops answering (false) and when it answers again (true). */
+/** Call a listener when the server stops answering (false) and when it answers again (true). */
 export const onConnection = (listener) => listeners.add(listener);
 
 function heard(now) {
@@ -37,7 +37,7 @@ async function ask(path, options) {
   heard(true);
   if (answer.status === 401) {
     location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
-    throw new Problem(401, "The server asks for its token.");
+    throw new Problem(401, "The server requires its token.");
   }
   if (!answer.ok) {
     const said = await answer.json().catch(() => ({}));
@@ -67,7 +67,7 @@ export async function send(method, path, body = {}) {
   return answer.status === 204 ? null : answer.json();
 }
 
-/** Something that takes long: `progress` is called with a stage and numbers; the result is returned. */
+/** Run a long job: `progress` is called with a stage and numbers; the result is returned. */
 export async function job(path, body, progress) {
   const answer = await ask(path, {
     method: "POST",

@@ -1,4 +1,4 @@
-// Which page is shown, and what all pages share: the bar, the banner when the server is away, titles and focus.
+// Chooses the page, and has the parts that all pages share: the bar, the banner when the server is away, titles and focus.
 
 import { onConnection, Problem, send, Unreachable } from "./api.js";
 import { h, set } from "./dom.js";
@@ -12,7 +12,7 @@ const PAGES = { "/": overview, "/topic": topic, "/records": records, "/live": li
 const main = document.getElementById("main");
 const banner = document.getElementById("banner");
 
-/** What a page is given: it ends when another page is shown. */
+/** The lifetime of a page: it ends when another page is shown. */
 class Life {
   constructor() {
     this.controller = new AbortController();
@@ -23,7 +23,7 @@ class Life {
     return this.signal.aborted;
   }
 
-  /** Do something now and again and again, while the page can be seen. The first time is waited for. */
+  /** Do something now and then repeatedly, while the page is visible. The first time is awaited. */
   async every(ms, act) {
     const turn = async () => {
       try {
@@ -53,7 +53,7 @@ function show(error) {
   if (error.name === "AbortError") return;
   set(
     main,
-    h("div", { class: "notice bad", role: "alert" }, h("h1", {}, error instanceof Problem ? "That did not work" : "Something broke in this page"), h("p", {}, error.message)),
+    h("div", { class: "notice bad", role: "alert" }, h("h1", {}, error instanceof Problem ? "The request failed" : "This page has failed"), h("p", {}, error.message)),
   );
 }
 
@@ -73,7 +73,7 @@ async function open() {
     await page.show(main, parameters, own);
   } catch (error) {
     if (!own.over) {
-      if (error instanceof Unreachable) set(main, h("p", { class: "empty" }, "This page is shown as soon as the server answers."));
+      if (error instanceof Unreachable) set(main, h("p", { class: "empty" }, "This page will be shown as soon as the server answers."));
       else show(error);
     }
   }
@@ -99,7 +99,7 @@ addEventListener("popstate", open);
 let wasAway = false;
 onConnection((answers) => {
   banner.hidden = answers;
-  set(banner, answers ? "" : "The server does not answer. This page goes on by itself as soon as it does.");
+  set(banner, answers ? "" : "The server does not answer. This page continues as soon as it does.");
   if (!answers) {
     wasAway = true;
     const knock = async () => {

@@ -1,11 +1,11 @@
-// A small chart over time, by hand: some lines, an axis with three numbers, and the newest value in words.
+// A small chart over time, without a library: some lines, an axis with three numbers, and the newest value as text.
 
 import { h, set, svg } from "./dom.js";
 
 const WIDTH = 600, HEIGHT = 130;
 
 export class Chart {
-  /** `lines` are the names of the series; `show` makes text of a number. */
+  /** `lines` are the names of the series; `show` formats a number. */
   constructor(title, lines, show, hint = "") {
     this.lines = lines;
     this.show = show;
@@ -16,7 +16,7 @@ export class Chart {
     this.element = h("section", { class: "card chart-card", "aria-label": title }, h("div", { class: "chart-head" }, h("h2", {}, title), this.now), h("div", { class: "chart-place" }, this.top, this.drawing), h("div", { class: "chart-foot" }, this.begin = h("span", {}), h("span", { class: "soft" }, hint), h("span", {}, "now")));
   }
 
-  /** `points` are {at, values: [one a line, or null]}; `end` and `spanMs` say what the width stands for. */
+  /** `points` are {at, values: [one per line, or null]}; `end` and `spanMs` are the time range of the width. */
   draw(points, end, spanMs) {
     const most = Math.max(1e-9, ...points.flatMap((each) => each.values.filter((value) => value !== null)));
     const top = nice(most);
@@ -42,7 +42,7 @@ export class Chart {
     set(this.begin, spanMs >= 60_000 ? `${Math.round(spanMs / 60_000)} min ago` : "");
     const last = points.at(-1)?.values ?? [];
     set(this.now, this.lines.map((name, index) => h("span", { class: `key-${index}` }, h("span", { class: "swatch-line", "aria-hidden": "true" }), name && `${name} `, h("b", {}, last[index] === null || last[index] === undefined ? "–" : this.show(last[index])))));
-    this.drawing.setAttribute("aria-label", `${this.title}: ${this.lines.map((name, index) => `${name} ${last[index] === null || last[index] === undefined ? "not known" : this.show(last[index])}`).join(", ")}`);
+    this.drawing.setAttribute("aria-label", `${this.title}: ${this.lines.map((name, index) => `${name} ${last[index] === null || last[index] === undefined ? "unknown" : this.show(last[index])}`).join(", ")}`);
   }
 }
 

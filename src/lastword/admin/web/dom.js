@@ -1,4 +1,4 @@
-// Elements from code. Text is only ever set as text; there is no way from data to markup here.
+// Makes elements. Text is only ever set as text: data can't become markup here.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -30,7 +30,7 @@ function append(element, children) {
   }
 }
 
-/** Put other children in the place of those that an element has. */
+/** Replace the children of an element. */
 export function set(element, ...children) {
   element.replaceChildren();
   append(element, children);

@@ -32,7 +32,7 @@ export function duration(ms) {
   return parts.slice(0, 2).filter((each, index) => index === 0 || each[0]).map(([amount, unit]) => `${amount} ${unit}`).join(" ");
 }
 
-/** How long ago, in whole seconds at the finest. */
+/** How long ago, to the second at most. */
 export function ago(ms, nowMs) {
   if (ms === null || ms === undefined) return "never";
   const since = nowMs - ms;
@@ -59,7 +59,7 @@ export const textOf = (record, name) => record[name] ?? null;
 
 export const isNull = (record, name) => record[`${name}_base64`] === undefined && (record[name] === null || record[name] === undefined);
 
-// Controls, line breaks, marks of direction and characters without width: shown, so that nothing hides in a text.
+// Control characters, line breaks, direction marks and zero-width characters are shown, so that nothing hides in a text.
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
 function seen(character) {
@@ -70,7 +70,7 @@ function seen(character) {
 
 export const visible = (text) => text.replace(UNSEEN, seen);
 
-/** Text that keeps its lines. */
+/** The same, but line breaks and tabs stay. */
 export const visibleLines = (text) => text.replace(UNSEEN, (each) => (each === "\n" || each === "\t" ? each : seen(each)));
 
 export function short(text, most = 160) {
@@ -93,11 +93,11 @@ export function hex(raw, most = 4096) {
     const letters = row.map((each) => (each >= 0x20 && each < 0x7f ? String.fromCharCode(each) : "·")).join("");
     lines.push(`${at.toString(16).padStart(6, "0")}  ${numbers}  ${letters}`);
   }
-  if (raw.length > most) lines.push(`… ${count(raw.length - most)} bytes more`);
+  if (raw.length > most) lines.push(`… ${count(raw.length - most)} more bytes`);
   return lines.join("\n");
 }
 
-/** JSON with indents, number by number as it was written; null if the text is none. */
+/** Indented JSON with each number as it was written; null if the text is not a JSON object or array. */
 export function prettyJson(text) {
   try {
     const value = JSON.parse(text);

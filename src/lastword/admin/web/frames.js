@@ -1,7 +1,7 @@
-// What is to be seen at a frame of a run. The engine's frames are applied to its picture from before, one by one, so that
-// going back is the same as going forth. Nothing is decided here: who wins, goes and stays is in the frames.
+// The view at one frame of a run. The engine's frames are applied one by one to the picture from before the run, so that
+// stepping back works like stepping forward. Nothing is decided here: the frames say which records win, go and stay.
 
-/** The segments, marks, state and words at frame `index` of a run; -1 is before the first. */
+/** The segments, marks, state and text at frame `index` of a run; -1 is before the first. */
 export function at(run, index) {
   const frames = run.frames.slice(0, index + 1);
   const frame = frames.at(-1) ?? null;
@@ -35,7 +35,7 @@ function apply(frame, view) {
   } else if (frame.phase === "rewrite") rewrite(frame, view);
 }
 
-/** The records that stay go to the new segment; those that go are no more. */
+/** Move the records that stay to the new segment, and remove those that go. */
 function rewrite(frame, view) {
   if (frame.line === "rewrite.as_it_is") {
     for (const segment of view.segments) if (segment.file === frame.file) segment.kept = true;

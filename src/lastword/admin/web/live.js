@@ -1,4 +1,4 @@
-// What happens now: rates, latencies and sizes from /metrics, asked for every two seconds.
+// Live rates, latencies and sizes from /metrics, requested every two seconds.
 
 import { getText } from "./api.js";
 import { Chart } from "./chart.js";
@@ -18,10 +18,10 @@ export async function show(main, parameters, life) {
   const charts = [
     [new Chart("Records produced", [""], rate), (now, before) => [between(now, before, "lastword_append_records_total")]],
     [new Chart("Bytes", ["produced", "fetched"], byteRate), (now, before) => [between(now, before, "lastword_append_bytes_total"), between(now, before, "lastword_fetch_bytes_total")]],
-    [new Chart("Produce latency", ["half within", "99 % within"], seconds), (now, before) => [quantile(now, before, "Produce", 0.5), quantile(now, before, "Produce", 0.99)]],
-    [new Chart("Fetch latency", ["half within", "99 % within"], seconds, "a fetch may wait for records"), (now, before) => [quantile(now, before, "Fetch", 0.5), quantile(now, before, "Fetch", 0.99)]],
+    [new Chart("Produce latency", ["median", "99th percentile"], seconds), (now, before) => [quantile(now, before, "Produce", 0.5), quantile(now, before, "Produce", 0.99)]],
+    [new Chart("Fetch latency", ["median", "99th percentile"], seconds, "a fetch may wait for records"), (now, before) => [quantile(now, before, "Fetch", 0.5), quantile(now, before, "Fetch", 0.99)]],
     [new Chart("WAL on the local disk", [""], bytes), (now) => [sum(now, "lastword_wal_bytes")]],
-    [new Chart("Dirty ratio", ["highest", "mean"], percent, "as the worker last measured"), (now) => ratios(now)],
+    [new Chart("Dirty ratio", ["highest", "mean"], percent, "as last measured by the worker"), (now) => ratios(now)],
     [new Chart("Sealed", [""], byteRate), (now, before) => [between(now, before, "lastword_tiering_bytes_sealed_total")]],
     [new Chart("Reclaimed by compaction", [""], byteRate), (now, before) => [between(now, before, "lastword_log_cleaner_cleaned_bytes_total")]],
   ];
@@ -38,12 +38,12 @@ export async function show(main, parameters, life) {
       while (points.length && points[0].at < now.at - SPAN_MS) points.shift();
       chart.draw(points, now.at, Math.min(SPAN_MS, Math.max(60_000, Math.ceil((now.at - points[0].at) / 60_000) * 60_000)));
     });
-    set(facts, [["Connections", count(sum(now, "lastword_kafka_connections"))], ["Requests answered", count(sum(now, "lastword_kafka_requests_total"))], ["Answers with an error", count(sum(now, "lastword_kafka_errors_total"))], ["Compactions", count(sum(now, "lastword_log_cleaner_compactions_total"))]].map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value))));
+    set(facts, [["Connections", count(sum(now, "lastword_kafka_connections"))], ["Requests answered", count(sum(now, "lastword_kafka_requests_total"))], ["Error responses", count(sum(now, "lastword_kafka_errors_total"))], ["Compactions", count(sum(now, "lastword_log_cleaner_compactions_total"))]].map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value))));
     before = now;
   });
 }
 
-/** Prometheus' text: the samples of each name, as {labels, value}. */
+/** Parse Prometheus' text format: the samples of each name, as {labels, value}. */
 export function parse(text) {
   const found = new Map();
   for (const line of text.split("\n")) {
@@ -64,7 +64,7 @@ const sum = (metrics, name) => (metrics.get(name) ?? []).reduce((total, each) =>
 function between(now, before, name) {
   if (before === null) return null;
   const grown = sum(now, name) - sum(before, name);
-  // Less than before: the process has been started again.
+  // Less than before: the process was restarted.
   return grown < 0 ? null : grown / ((now.at - before.at) / 1000);
 }
 
@@ -73,7 +73,7 @@ function ratios(now) {
   return values.length ? [Math.max(...values), values.reduce((total, each) => total + each, 0) / values.length] : [null, null];
 }
 
-/** From the buckets of a histogram, those between two looks. */
+/** A quantile from the buckets of a histogram, of the requests between two scrapes. */
 function quantile(now, before, api, share) {
   if (before === null) return null;
   const name = "lastword_kafka_request_duration_seconds_bucket";

@@ -1,4 +1,4 @@
-// Takes the token, sends it once, and goes on with the cookie that came back.
+// Takes the token, sends it once, and continues with the cookie that it gets.
 
 const form = document.getElementById("form");
 const problem = document.getElementById("problem");
@@ -26,7 +26,7 @@ form.addEventListener("submit", async (event) => {
   }
 });
 
-// Somebody who followed a link from elsewhere has the cookie already, but the browser did not send it with that.
+// A user who followed a link from another site may have the cookie already: the browser did not send it with that request.
 fetch("/healthz")
   .then(() => fetch("/v1/views/engine"))
   .then((answer) => answer.ok && next())

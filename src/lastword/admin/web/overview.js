@@ -1,4 +1,4 @@
-// All topics, the health of the processes, and what is wrong, in words.
+// All topics, the health of the processes, and the problems as text.
 
 import { get } from "./api.js";
 import { h, set } from "./dom.js";
@@ -49,10 +49,10 @@ export async function show(main, parameters, life) {
     set(totals, sums(found.topics));
     render(body, state);
     tell();
-    // Some have not been looked at yet: they come soon.
+    // The server has not looked at some topics yet: ask again soon.
     if (found.topics.some((each) => each.pending && !each.problems.length)) setTimeout(() => !life.over && look().catch(() => {}), 800);
   };
-  // A worker that does not answer must not keep the topics from being shown.
+  // A worker that does not answer must not delay the topics.
   const ask = async () => {
     [status, engine] = await Promise.all([get("/v1/status", {}, life.signal), get("/v1/views/engine", {}, life.signal)]);
     set(health, processes(status, engine));
@@ -74,10 +74,10 @@ function processes(status, engine) {
     return child?.since_ms ? `up ${duration(Date.now() - child.since_ms)}` : "not running";
   };
   const isSpark = engine.factory.includes(".spark:");
-  const states = { "not started": "starts when needed", running: "running", gone: "gone", "being started": "starting", unknown: "not known", ready: "ready" };
+  const states = { "not started": "starts when needed", running: "running", gone: "gone", "being started": "starting", unknown: "unknown", ready: "ready" };
   return [
     light("Broker", isReady("broker") ? "good" : "bad", isReady("broker") ? up("broker") : "not ready"),
-    light("Worker", isReady("worker") ? "good" : "bad", isReady("worker") ? up("worker") : "not there"),
+    light("Worker", isReady("worker") ? "good" : "bad", isReady("worker") ? up("worker") : "not answering"),
     isSpark
       ? light("Spark", engine.state === "gone" ? "bad" : engine.state === "running" ? "good" : "idle", states[engine.state] ?? engine.state)
       : light("Spark", "idle", "not used: compacts in process"),
@@ -87,19 +87,19 @@ function processes(status, engine) {
 function words(topics, status, engine) {
   const said = status.problems.map((each) => `${each[0].toUpperCase()}${each.slice(1)}.`);
   for (const [name, child] of Object.entries(status.server?.processes ?? {})) {
-    if (child.restarts) said.push(`The ${name} ended by itself and was started again, ${plural(child.restarts, "time")}; the last time: ${child.last_end}.`);
+    if (child.restarts) said.push(`The ${name} ended by itself and was restarted ${plural(child.restarts, "time")}; last ended by: ${child.last_end}.`);
   }
   for (const [name, job] of Object.entries(status.worker.jobs ?? {})) {
     if (job.failures) said.push(`The worker's job “${name}” has failed ${plural(job.failures, "time")} in a row: ${job.last_error}`);
   }
-  if (engine.state === "gone") said.push("Spark has ended; it is started again with the next compaction.");
+  if (engine.state === "gone") said.push("Spark has ended; the next compaction restarts it.");
   for (const topic of topics) {
     for (const problem of topic.problems) said.push([h("a", { href: link(topic.name), "data-page": true }, topic.name), `: ${problem}.`]);
     if (topic.due?.["max.compaction.lag.ms"]) {
       said.push([h("a", { href: link(topic.name), "data-page": true }, topic.name), `: ${plural(topic.due["max.compaction.lag.ms"], "partition")} overdue for compaction, by max.compaction.lag.ms.`]);
     }
     if (topic.tiering_lag_ms > 3_600_000) {
-      said.push([h("a", { href: link(topic.name), "data-page": true }, topic.name), `: records have waited ${duration(topic.tiering_lag_ms)} to be sealed.`]);
+      said.push([h("a", { href: link(topic.name), "data-page": true }, topic.name), `: records have been waiting to be sealed for ${duration(topic.tiering_lag_ms)}.`]);
     }
   }
   return said;
@@ -134,7 +134,7 @@ function render(body, state) {
   const found = state.topics.filter((each) => each.name.toLowerCase().includes(wanted));
   found.sort((left, right) => compare(value(left, state.sort), value(right, state.sort)) * (state.down ? -1 : 1) || compare(left.name, right.name));
   if (!state.topics.length) {
-    set(body, h("p", { class: "empty-note" }, "There is no topic yet. Create one with ", h("code", {}, "lastword topic create users --cleanup-policy compact"), " or with any Kafka client."));
+    set(body, h("p", { class: "empty-note" }, "There are no topics yet. Create one with ", h("code", {}, "lastword topic create users --cleanup-policy compact"), " or with any Kafka client."));
     return;
   }
   const active = document.activeElement?.dataset?.sort;
@@ -148,9 +148,9 @@ function render(body, state) {
   set(
     body,
     h("table", { class: "topics", "aria-label": "Topics" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, found.slice(0, state.most).map((each) => row(each, state.nowMs)))),
-    found.length === 0 && h("p", { class: "empty-note" }, "No topic has that in its name."),
+    found.length === 0 && h("p", { class: "empty-note" }, "No topic name contains this."),
     found.length > state.most &&
-      h("button", { class: "quiet", onclick: () => ((state.most += 500), render(body, state)) }, `Show more: ${count(found.length - state.most)} are left`),
+      h("button", { class: "quiet", onclick: () => ((state.most += 500), render(body, state)) }, `Show more (${count(found.length - state.most)} left)`),
   );
   if (active) body.querySelector(`[data-sort="${active}"]`)?.focus();
 }

@@ -1,10 +1,10 @@
-// Play, pause, step forth and back, speed: the position within a run's frames. Space and the arrow keys do the same.
+// Play, pause, step forward and back, speed: the position within a run's frames. Space and the arrow keys work, too.
 
 import { calm, h, set, svg } from "./dom.js";
 
 const FRAME_MS = 900;
 
-/** Signs by hand: fonts have them in all sizes, or not at all. */
+/** Icons drawn by hand: fonts have them in different sizes, or not at all. */
 const SIGNS = { first: "M3 3h2v10H3zM13 3v10L6 8z", back: "M11 3v10L4 8z", play: "M4 2.5v11L13 8z", pause: "M4 3h3v10H4zM9 3h3v10H9z", forth: "M5 3v10l7-5z", last: "M11 3h2v10h-2zM3 3v10l7-5z" };
 const sign = (name) => svg("svg", { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true" }, svg("path", { d: SIGNS[name] }));
 

@@ -1,4 +1,4 @@
-// Records of a topic, the newest first, by offset, time or key, and its state; each with why it stays or goes, if wanted.
+// Records of a topic, newest first, by offset, time or key, and its state; optionally with why each one stays or goes.
 
 import { get, topicPath } from "./api.js";
 import { go } from "./app.js";
@@ -40,7 +40,7 @@ function missing(error) {
 
 function choose(main, known, missing) {
   const select = h("select", { "aria-label": "Topic", onchange: () => go(`/records?name=${encodeURIComponent(select.value)}`) }, h("option", { value: "" }, "Choose a topic …"), known.map((each) => h("option", { value: each }, each)));
-  set(main, h("div", { class: "page" }, h("h1", {}, "Records"), missing && h("p", { class: "problem", role: "alert" }, `There is no topic “${missing}”.`), known.length ? h("div", { class: "toolbar" }, select) : h("p", { class: "empty-note" }, "There is no topic yet.")));
+  set(main, h("div", { class: "page" }, h("h1", {}, "Records"), missing && h("p", { class: "problem", role: "alert" }, `There is no topic “${missing}”.`), known.length ? h("div", { class: "toolbar" }, select) : h("p", { class: "empty-note" }, "There are no topics yet.")));
 }
 
 const address = (view, changes) => {
@@ -92,7 +92,7 @@ function logForm(view) {
     if (kind.value === "time") input.step = "1";
     if (kind.value === "offset") input.min = "0";
     input.setAttribute("aria-label", { offset: "Offset", time: "Time (UTC)", key: "Key" }[kind.value] ?? "");
-    input.placeholder = kind.value === "key" ? "the whole key" : "";
+    input.placeholder = kind.value === "key" ? "the exact key" : "";
   };
   kind.addEventListener("change", () => (adjust(), (input.value = ""), input.hidden || input.focus()));
   adjust();
@@ -127,7 +127,7 @@ function split(at) {
 }
 
 function stateForm(view) {
-  const input = h("input", { type: "search", placeholder: "Keys that have this in them", "aria-label": "Search by key", value: view.parameters.get("search") ?? "" });
+  const input = h("input", { type: "search", placeholder: "Keys that contain this", "aria-label": "Search by key", value: view.parameters.get("search") ?? "" });
   const submit = (event) => {
     event.preventDefault();
     go(address(view, { search: input.value, after: null }), { replace: true });
@@ -144,7 +144,7 @@ function wantsReasons(view) {
 
 async function load(view, state) {
   const { parameters, results, life } = view;
-  set(results, h("p", { class: "empty-note" }, "Looking …"));
+  set(results, h("p", { class: "empty-note" }, "Loading …"));
   try {
     if (state) {
       const found = await get(`/v1/views/topics/${encodeURIComponent(view.name)}/state`, { search: parameters.get("search"), as_of: parameters.get("as_of"), after: parameters.get("after"), max: PAGE }, life.signal);
@@ -162,12 +162,12 @@ async function load(view, state) {
 
 function saysState(found, search) {
   const shown = found.records.length;
-  if (found.matching === null) return `${plural(shown, "key")}, by key. There are too many to count.`;
+  if (found.matching === null) return `${plural(shown, "key")}, ordered by key. There are too many to count.`;
   const all = search ? `${plural(found.matching, "key")}${found.keys === null ? "" : ` of ${count(found.keys)}`} match` : plural(found.keys, "key");
-  return `${all}${found.matching > shown ? `; ${count(shown)} of them on this page, by key` : ""}.`;
+  return `${all}${found.matching > shown ? `; ${count(shown)} of them on this page, ordered by key` : ""}.`;
 }
 
-/** Links to the pages before and behind this one; each is the changes of the address, or nothing. */
+/** Links to the pages before and after this one; each is a set of changes to the address, or nothing. */
 function pageLinks(view, { newer, older }, [before, behind]) {
   const link = (changes, text, rel) => changes && h("a", { href: address(view, changes), "data-page": true, rel }, text);
   if (!newer && !older) return null;
@@ -176,12 +176,12 @@ function pageLinks(view, { newer, older }, [before, behind]) {
 
 function saysRecords({ total, newer, records }, ofKey) {
   const shown = records.length;
-  if (total === null) return `${plural(shown, "record")} on this page, the newest first. Damage keeps the others from being counted.`;
+  if (total === null) return `${plural(shown, "record")} on this page, newest first. The others can't be counted because of damage.`;
   if (total === 0) return ofKey ? "There is no record of this key." : "There are no records.";
   const whole = `${plural(total, "record")}${ofKey ? " of this key" : ""}`;
-  if (shown === 0) return `None of the ${whole} is as old as that.`;
-  if (shown === total) return `${whole}, the newest first.`;
-  return `Records ${count(newer + 1)} to ${count(newer + shown)} of ${count(total)}${ofKey ? " of this key" : ""}, the newest first.`;
+  if (shown === 0) return `None of the ${whole} is that old.`;
+  if (shown === total) return `${whole}, newest first.`;
+  return `Records ${count(newer + 1)} to ${count(newer + shown)} of ${count(total)}${ofKey ? " of this key" : ""}, newest first.`;
 }
 
 function recordLinks(view, { previous, next }) {
@@ -190,7 +190,7 @@ function recordLinks(view, { previous, next }) {
   return h("p", { class: "links pages" }, previous !== null && [link(null, "Newest"), link(previous, "Newer", "prev")], next !== null && [link(next, "Older", "next"), link("oldest", "Oldest")]);
 }
 
-/** Says of records that are shown already why they stay or go. Where nobody can say it, they are shown all the same. */
+/** Add the reasons why records stay or go to records that are already shown. If that fails, they stay without. */
 async function explain(view, found, asked) {
   const byPartition = new Map();
   for (const each of found.records) byPartition.set(each.partition, [...(byPartition.get(each.partition) ?? []), each.offset]);
@@ -204,7 +204,7 @@ async function explain(view, found, asked) {
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    found.unexplained = `Why records stay or go can't be said now: ${error.message}`;
+    found.unexplained = `Why records stay or go is not available now: ${error.message}`;
     view.results.querySelector(".count").after(h("p", { class: "notice", role: "status" }, found.unexplained));
   }
 }
@@ -255,9 +255,9 @@ function valueOf(view, record) {
   const whole = () => {
     if (view.as === "hex" || text === null) return hex(raw);
     if ((view.as === "json" || (view.as === "auto" && long)) && pretty !== null) return visibleLines(pretty);
-    return visibleLines(text.length > MOST_SHOWN ? `${text.slice(0, MOST_SHOWN)}\n… ${count(text.length - MOST_SHOWN)} characters more` : text);
+    return visibleLines(text.length > MOST_SHOWN ? `${text.slice(0, MOST_SHOWN)}\n… ${count(text.length - MOST_SHOWN)} more characters` : text);
   };
-  const note = h("span", { class: "soft size" }, text === null ? "not UTF-8, " : "", bytes(size), cut ? ", its beginning" : "");
+  const note = h("span", { class: "soft size" }, text === null ? "not UTF-8, " : "", bytes(size), cut ? ", only the beginning" : "");
   if (raw.length === 0) return h("span", { class: "value" }, h("i", { class: "soft" }, "empty value"));
   if (long) {
     const details = h("details", { class: "value" }, h("summary", {}, h("code", {}, line(record, "value", 200)), note));

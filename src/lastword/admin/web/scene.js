@@ -1,4 +1,4 @@
-// The scene: a producer, a partition, a consumer's state, and compaction step by step. The log is a real one; every frame
+// The scene: a producer, a partition, a consumer's state, and compaction step by step. The log is real, and every frame
 // comes from the engine.
 
 import { get, job, send, topicPath } from "./api.js";
@@ -62,7 +62,7 @@ class Scene {
             this.clock,
           ),
           h("section", { class: "card log", "aria-label": "The partition" }, h("div", { class: "card-head" }, h("h2", {}, "The log"), this.logHead), this.segments),
-          h("section", { class: "card consumer", "aria-label": "The consumer's state" }, h("h2", {}, "A consumer knows"), this.state),
+          h("section", { class: "card consumer", "aria-label": "The consumer's state" }, h("h2", {}, "Consumer's state"), this.state),
         ),
         h("section", { class: "card engine", "aria-label": "The engine" }, h("div", { class: "transport" }, this.run, this.player.element), this.says, this.code),
       ),
@@ -77,7 +77,7 @@ class Scene {
     this.nameSource();
   }
 
-  /** Say at the top what is watched, also if the list came before it or does not have it. */
+  /** Show at the top what is watched, even if the list came before it or does not have it. */
   nameSource() {
     const value = this.topic ? `${this.topic.partition}/${this.topic.name}` : "";
     if (![...this.source.options].some((each) => each.value === value)) {
@@ -93,7 +93,7 @@ class Scene {
     this.guarded(() => (this.source.value ? this.watchTopic(name.join("/"), Number(partition)) : this.beginStory()));
   }
 
-  /** Do one thing at a time, and say what went wrong. */
+  /** Do one thing at a time, and show its error. */
   async guarded(act) {
     if (this.busy) return;
     this.busy = true;
@@ -110,7 +110,7 @@ class Scene {
     }
   }
 
-  // ------------------------------------------------------------------------------------------ where it plays
+  // ------------------------------------------------------------------------------------------- story or topic
 
   async beginStory() {
     const begun = await send("POST", "/v1/scene/stories");
@@ -133,7 +133,7 @@ class Scene {
   }
 
   async produce(isDelete) {
-    if (isDelete && !this.key.value) return set(this.problem, "Give the key that is to be deleted.");
+    if (isDelete && !this.key.value) return set(this.problem, "Enter the key to delete.");
     const record = { key: this.key.value === "" ? null : this.key.value, value: isDelete ? null : this.value.value };
     await this.guarded(async () => {
       this.forgetRun();
@@ -154,7 +154,7 @@ class Scene {
 
   async compact() {
     await this.guarded(async () => {
-      set(this.says, "The engine is at work …");
+      set(this.says, "The engine is working …");
       const answer = this.story ? await send("POST", this.storyPath("compact")) : await job(topicPath(this.topic.name, "/scene/run"), { partition: this.topic.partition }, () => {});
       this.take(answer);
     });
@@ -177,7 +177,7 @@ class Scene {
     });
   }
 
-  /** What the server answered: a picture, or a run with its frames. */
+  /** Show the server's answer: a picture, or a run with its frames. */
   take(answer) {
     if (answer.clock_ahead_ms !== undefined) this.aheadMs = answer.clock_ahead_ms;
     if (answer.run) {
@@ -242,7 +242,7 @@ class Scene {
     this.keepInSight(this.segments.querySelector(".current"));
   }
 
-  /** Within the log's own box; the page stays where it is. */
+  /** Scroll within the log's own box; the page stays where it is. */
   keepInSight(cell) {
     if (!cell) return;
     const box = this.segments.getBoundingClientRect(), is = cell.getBoundingClientRect();
@@ -291,15 +291,15 @@ class Scene {
   drawClock(nowMs) {
     if (!this.story) return set(this.clock, h("p", { class: "soft" }, "The clock of a real topic can't be moved; the story's can."));
     const step = (label, ms) => h("button", { class: "quiet small", type: "button", onclick: () => this.moveClock(ms) }, label);
-    set(this.clock, h("h3", {}, "Clock"), h("p", { class: "now" }, time(nowMs).slice(0, 19)), h("p", { class: "soft" }, this.aheadMs ? `${duration(this.aheadMs)} ahead of the real time` : "the real time"), h("div", { class: "buttons" }, step("+10 min", 600_000), step("+1 h", 3_600_000), step("+1 day", 86_400_000)));
+    set(this.clock, h("h3", {}, "Clock"), h("p", { class: "now" }, time(nowMs).slice(0, 19)), h("p", { class: "soft" }, this.aheadMs ? `${duration(this.aheadMs)} ahead of real time` : "real time"), h("div", { class: "buttons" }, step("+10 min", 600_000), step("+1 h", 3_600_000), step("+1 day", 86_400_000)));
   }
 
   drawChapter() {
     this.nameSource();
     const story = this.story;
-    // One button at a time asks to be pressed.
+    // Only one button at a time is highlighted.
     this.run.className = story && story.told < story.steps.length ? "quiet" : "primary";
-    if (!story) return set(this.chapter, h("p", { class: "lead" }, "A real topic of this server. What you send is appended to it, and a run compacts it, really."));
+    if (!story) return set(this.chapter, h("p", { class: "lead" }, "A real topic of this server. The records you send are appended to it, and a run really compacts it."));
     const now = story.steps[story.told - 1];
     const next = story.steps[story.told];
     set(
@@ -308,8 +308,8 @@ class Scene {
       h(
         "div",
         { class: "chapter-text" },
-        h("p", { class: "lead" }, now ? now.text : "A topic with one partition, compacted by key, and a log of its own to play with. Follow the story step by step, or send what you like."),
-        h("div", { class: "buttons" }, next ? h("button", { class: "primary next", onclick: () => this.advance() }, `${story.told ? "Next" : "Begin"}: ${next.title}`) : h("span", { class: "soft" }, "The story is told; play on as you like."), story.told > 0 && h("button", { class: "text", onclick: () => this.guarded(() => this.beginStory()) }, "Begin again")),
+        h("p", { class: "lead" }, now ? now.text : "A topic with one partition, compacted by key, on its own log. Follow the story step by step, or send any records you like."),
+        h("div", { class: "buttons" }, next ? h("button", { class: "primary next", onclick: () => this.advance() }, `${story.told ? "Next" : "Begin"}: ${next.title}`) : h("span", { class: "soft" }, "The story is over; continue as you like."), story.told > 0 && h("button", { class: "text", onclick: () => this.guarded(() => this.beginStory()) }, "Start over")),
       ),
     );
   }
@@ -335,7 +335,7 @@ class Scene {
     return new Map([...this.segments.querySelectorAll("[data-offset]")].map((each) => [each.dataset.offset, each.getBoundingClientRect()]));
   }
 
-  /** Cells that are elsewhere now go there; new ones come up. */
+  /** Cells that have moved glide to their new place; new ones fade in. */
   glide(before) {
     for (const each of this.segments.querySelectorAll("[data-offset]")) {
       const was = before.get(each.dataset.offset);

@@ -1,5 +1,5 @@
 // One partition drawn to scale along its offsets: sealed segments above, WAL files below them, readers over both.
-// With the keyboard: arrows go from part to part, and what a part is stands below the drawing.
+// With the keyboard: the arrow keys move from part to part, and the text below the drawing describes the part.
 
 import { ago, bytes, count, percent, plural } from "./format.js";
 import { h, set, svg } from "./dom.js";
@@ -62,8 +62,8 @@ export function strip(partition, scale, nowMs) {
     drawing.append(
       add(
         bar,
-        `${file.active ? "Active WAL file" : "WAL file"}, ${empty ? `empty, from offset ${count(file.first_offset)} on` : `offsets ${count(file.first_offset)} to ${count(file.end_offset - 1)}`} · ${bytes(file.size_bytes)}` +
-          (file.active ? "" : file.end_offset <= partition.sealed_end ? " · sealed, still on the local disk" : " · waits to be sealed"),
+        `${file.active ? "Active WAL file" : "WAL file"}, ${empty ? `empty, next offset ${count(file.first_offset)}` : `offsets ${count(file.first_offset)} to ${count(file.end_offset - 1)}`} · ${bytes(file.size_bytes)}` +
+          (file.active ? "" : file.end_offset <= partition.sealed_end ? " · sealed, still on the local disk" : " · waiting to be sealed"),
       ),
     );
   }
@@ -104,7 +104,7 @@ function summary(partition) {
   const dirty = partition.segments.reduce((sum, each) => sum + (each[4] ? each[6] : 0), 0);
   return (
     `Partition ${partition.partition}: ${positions(partition)}. ${plural(partition.segment_count, "sealed segment")}, ${dirty} of them dirty; ` +
-    `${plural(partition.wal.length, "WAL file")}; ${plural(partition.readers.length, "reader")}. Arrow keys go through the parts.`
+    `${plural(partition.wal.length, "WAL file")}; ${plural(partition.readers.length, "reader")}. The arrow keys move through the parts.`
   );
 }
 
@@ -115,7 +115,7 @@ export function legend() {
     { class: "legend" },
     entry("clean", "clean"),
     entry("dirty", "dirty"),
-    entry("garbage", "garbage in it"),
+    entry("garbage", "garbage"),
     entry("wal", "WAL file"),
     entry("active", "active file"),
     entry("reader", "reader or group"),

@@ -1,4 +1,4 @@
-// One topic: its log drawn to scale, the next run, what was done, snapshots, settings, and what can be done.
+// One topic: its log drawn to scale, the next run, past runs and snapshots, settings, and actions.
 
 import { get, job, send, topicPath } from "./api.js";
 import { h, set, table } from "./dom.js";
@@ -27,7 +27,7 @@ export async function show(main, parameters, life) {
     drawLog(view);
     set(next, plan(found));
     showRuns(runs, found, name);
-    // What takes a look at many files comes when the page is there already.
+    // Estimates read many files, so they come once the page is shown.
     if (first && found.segments > 0 && found.segments <= 512) setTimeout(() => !life.over && view.refresh().catch(() => {}), 50);
   };
 
@@ -85,7 +85,7 @@ function drawLog(view) {
     return place;
   });
   const draw = (place) => set(place, strip(place.partition, scale, layout.now_ms));
-  // Far away ones are drawn when they come near.
+  // Strips far down the page are drawn when they come near.
   const watcher = new IntersectionObserver(
     (entries) => entries.filter((each) => each.isIntersecting).forEach((each) => (watcher.unobserve(each.target), draw(each.target))),
     { rootMargin: "600px" },
@@ -114,13 +114,13 @@ function plan(found) {
   return [
     due.length
       ? h("p", { class: "lead" }, h("b", {}, "Due"), `: ${due.map(([reason, number]) => `${plural(number, "partition")} by ${reason}`).join(", ")}.`)
-      : h("p", { class: "lead" }, h("b", {}, "Not due"), compacts ? `: ${found.segments ? `the dirty ratio is ${percent(found.dirty_ratio)}` : "nothing is sealed yet"}, and nothing else asks for a run.` : ": records of this topic don't replace each other."),
+      : h("p", { class: "lead" }, h("b", {}, "Not due"), compacts ? `: ${found.segments ? `the dirty ratio is ${percent(found.dirty_ratio)}` : "nothing is sealed yet"}, and nothing else requires a run.` : ": this topic is not compacted."),
     compacts &&
       drawn.length > 0 &&
       (known.length === drawn.length
-        ? h("p", {}, `A run now would remove about ${plural(garbage, "record")} of the ${count(records)} that are sealed, and reclaim about ${bytes(reclaimed)}.`)
-        : h("p", { class: "soft" }, found.segments > 512 ? "There are too many segments to estimate here what a run would reclaim; a dry run does." : "Estimating what it would reclaim …")),
-    found.unsealed_records > 0 && h("p", { class: "soft" }, `${plural(found.unsealed_records, "record")} only in the WAL ${found.unsealed_records === 1 ? "is" : "are"} not counted: a compaction from here seals first.`),
+        ? h("p", {}, `A run now would remove about ${plural(garbage, "record")} of the ${count(records)} sealed ones, and reclaim about ${bytes(reclaimed)}.`)
+        : h("p", { class: "soft" }, found.segments > 512 ? "There are too many segments to estimate here what a run would reclaim; use a dry run." : "Estimating what a run would reclaim …")),
+    found.unsealed_records > 0 && h("p", { class: "soft" }, `${plural(found.unsealed_records, "record")} only in the WAL ${found.unsealed_records === 1 ? "is" : "are"} not counted: a compaction from this page seals first.`),
   ];
 }
 
@@ -136,7 +136,7 @@ function actions(view) {
 
   async function act(label, path, body, tell) {
     const bar = h("progress", { "aria-label": `${label}: progress` });
-    const stage = h("span", { class: "soft" }, `${label} has begun …`);
+    const stage = h("span", { class: "soft" }, `${label} started …`);
     set(says, h("div", { class: "running" }, bar, stage));
     buttons.forEach((each) => (each.disabled = true));
     try {
@@ -169,14 +169,14 @@ function dryRun(result) {
   const sum = (pick) => result.partitions.reduce((total, each) => total + pick(each), 0);
   const garbage = sum((each) => each.estimate?.garbage_records ?? 0), reclaimed = sum((each) => each.estimate?.reclaimed_bytes ?? 0);
   const first = result.unsealed_records ? `It would first seal ${plural(result.unsealed_records, "record")}. ` : "";
-  if (!result.partitions.length) return `${first}Of what is sealed already nothing needs a run.`;
-  return `${first}It would go through ${plural(result.partitions.length, "partition")}: ${plural(sum((each) => each.records), "record")} in ${plural(sum((each) => each.segments), "segment")}. About ${plural(garbage, "record")} would go, about ${bytes(reclaimed)}. Nothing was changed.`;
+  if (!result.partitions.length) return `${first}Nothing that is already sealed needs a run.`;
+  return `${first}It would compact ${plural(result.partitions.length, "partition")}: ${plural(sum((each) => each.records), "record")} in ${plural(sum((each) => each.segments), "segment")}. About ${plural(garbage, "record")} would be removed, about ${bytes(reclaimed)}. Nothing was changed.`;
 }
 
 function compacted(result) {
   const problems = result.partitions.filter((each) => each.problem).map((each) => ` Partition ${each.partition}: ${each.problem}`);
   if (result.nothing_to_compact) return sentence(result.nothing_to_compact);
-  // What failed whole was not done, and is shown in red as any other error.
+  // If everything failed, it is shown in red like any other error.
   const failed = result.failed_topics.map((each) => each.problem);
   if (failed.length || problems.length === result.partitions.length) throw new Error(`Not compacted: ${[...failed, ...problems.map((each) => each.trim())].join("; ")}`);
   const total = result.total;
@@ -232,7 +232,7 @@ async function showSettings(place, view) {
   const render = () => {
     const wanted = search.value.toLowerCase();
     const found = settings.filter((each) => each.key.includes(wanted) && (!own.checked || each.source === "topic"));
-    set(list, found.map((each) => setting(each, view, load)), !found.length && h("p", { class: "empty-note" }, own.checked && !wanted ? "This topic has no settings of its own." : "No setting has that in its name."));
+    set(list, found.map((each) => setting(each, view, load)), !found.length && h("p", { class: "empty-note" }, own.checked && !wanted ? "This topic has no settings of its own." : "No setting name contains this."));
   };
   async function load() {
     settings = await get(`/v1/views/topics/${encodeURIComponent(view.name)}/settings`, {}, view.life.signal);
@@ -245,7 +245,7 @@ async function showSettings(place, view) {
 
 const plainly = (text) => text.replaceAll("`", "");
 
-/** Large numbers of milliseconds and bytes once more, readably. */
+/** Large numbers of milliseconds and bytes in readable form. */
 function human(each) {
   const number = Number(each.value);
   if (!each.value || !Number.isFinite(number) || number < 1000) return "";
