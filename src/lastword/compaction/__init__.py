@@ -1,4 +1,4 @@
-"""Compaction: keeps only the newest record of each key.
+"""Compaction: keeps one record of each key, by default the newest.
 
 strategy.py       the strategies that decide which record of a key wins
 rules.py          the rules that decide which records of a partition stay, as data
