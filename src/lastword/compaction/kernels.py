@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from lastword.clock import monotonic_s
 from lastword.compaction import grouping
@@ -25,6 +24,7 @@ from lastword.compaction.rewrite import Ahead, Examined, Part, read_ahead, rewri
 from lastword.compaction.rules import oldest_of_all
 from lastword.compaction.survivors import Mask, Survivors
 from lastword.compaction.unit import Outcome, Rewritten, Unit
+from lastword.segments.footer import FileMetadata
 from lastword.segments.model import Segment
 
 _PROGRESS = struct.Struct(">QQ")
@@ -101,7 +101,7 @@ def _rewrite_all(
     unit: Unit,
     masks: Iterator[tuple[int, Mask]],
     progress: ProgressFile,
-    footers: Mapping[int, pq.FileMetaData] | None = None,
+    footers: Mapping[int, FileMetadata] | None = None,
 ) -> list[Rewritten | Examined | bool]:
     """Rewrite group by group while the masks arrive. True stands for a segment that was spared."""
     results: list[Rewritten | Examined | bool] = []

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from lastword.compaction import rules as rule
 from lastword.compaction.pool import Pool, Task
@@ -24,6 +23,7 @@ from lastword.compaction.rules import OldestTombstones
 from lastword.compaction.survivors import Mask, milliseconds
 from lastword.compaction.unit import Rewritten, Unit
 from lastword.folder.steps import reached
+from lastword.segments.footer import FileMetadata
 from lastword.segments.model import Segment
 from lastword.segments.raw import RawSegment, RowGroup
 
@@ -40,7 +40,7 @@ class Part:
 
     segment: Segment
     mask: Mask
-    footer: pq.FileMetaData | None = None
+    footer: FileMetadata | None = None
     reads: list[Read] = field(default_factory=list)
 
 

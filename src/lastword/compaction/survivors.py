@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from lastword.compaction.keyset import BestVersions, KeySet, Share
 from lastword.compaction.strategy import Versions
 from lastword.compaction.unit import Unit
+from lastword.segments.footer import FileMetadata
 from lastword.segments.model import Segment
 from lastword.segments.raw import RawSegment
 
@@ -38,7 +38,7 @@ class Survivors:
         self._share = share or Share()
         self.read_bytes = 0
         self.set_bytes = 0
-        self.footers: dict[int, pq.FileMetaData] = {}
+        self.footers: dict[int, FileMetadata] = {}
         """The footers of opened segments, so that they need not be read when a segment is opened again."""
 
     def masks(self) -> Iterator[tuple[int, Mask]]:
@@ -171,9 +171,7 @@ def finish(unit: Unit, index: int, mask: Mask) -> int:
 class _Counted(RawSegment):
     """A segment file that adds the bytes read from it to the finder's count when it is closed."""
 
-    def __init__(
-        self, finder: Survivors, unit: Unit, segment: Segment, footer: pq.FileMetaData | None
-    ) -> None:
+    def __init__(self, finder: Survivors, unit: Unit, segment: Segment, footer: FileMetadata | None) -> None:
         super().__init__(unit.files, segment, footer)
         self._finder = finder
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lastword.errors import StorageError
 from lastword.segments.model import Segment
+
+FileMetadata: TypeAlias = pq.FileMetaData
+"""The footer as Parquet's library has it, for callers that open a file again."""
 
 FORMAT = 1
 """The format that we write, and the newest that we read: rows in offset order, in row groups with statistics."""
