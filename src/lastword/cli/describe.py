@@ -102,8 +102,8 @@ def _description_parts(found: dict[str, Any]) -> list[Any]:
     if given:
         parts.append(table(["setting", "value", "from"], [_setting_row(each) for each in given]))
     parts.append(
-        f"{'All other settings have' if given else 'All settings have'} their defaults; "
-        f"`lastword config show --topic {found['topic']}` shows them."
+        f"{'Other settings' if given else 'All settings'} have their defaults: "
+        f"`lastword config show --topic {found['topic']}`"
     )
     if found["readers"]:
         parts += [

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -147,19 +145,3 @@ def test_it_reads_where_nothing_may_be_written(place_for_all: Path) -> None:
 
     assert everything(folder) == before
     assert not (folder / "leases").exists()
-
-
-def test_a_log_that_is_written_and_read_does_without_the_compiler(tmp_path: Path) -> None:
-    code = (
-        "import sys, lastword\n"
-        "with lastword.open(sys.argv[1]) as log:\n"
-        "    topic = log.create_topic('t')\n"
-        "    topic.append('k', 'v')\n"
-        "    topic.seal()\n"
-        "    assert len(list(topic.read(compacted=True))) == 1\n"
-        "with lastword.open(sys.argv[1], read_only=True) as log:\n"
-        "    log.topic('t').describe()\n"
-        "loaded = [each for each in ('lastword.compaction.keyset', 'pyspark') if each in sys.modules]\n"
-        "assert not loaded, loaded\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "data")], check=True)
