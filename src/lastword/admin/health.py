@@ -82,7 +82,7 @@ def _wal_problems(context: AdminContext) -> list[str]:
     found = [
         f"{name} partition {partition.number} refuses appends: {partition.failed}"
         for name, topic in list(context.log.opened_topics().items())
-        for partition in topic.all_partitions()
+        for partition in topic.open_partitions()
         if partition.failed
     ]
     if not os.access(context.log.path, os.W_OK):

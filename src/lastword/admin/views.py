@@ -168,7 +168,7 @@ def _row(topic: Topic, now_ms: int, downtimes: Sequence[tuple[int, int]], proble
             *problems,
             *(
                 f"partition {each.number} refuses appends: {each.failed}"
-                for each in topic.all_partitions()
+                for each in topic.open_partitions()
                 if each.failed
             ),
         ],

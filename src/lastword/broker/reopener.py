@@ -29,7 +29,7 @@ async def reopen_failed(node: Node) -> None:
         failed = [
             (topic, partition.number)
             for topic in list(node.log.opened_topics().values())
-            for partition in topic.all_partitions()
+            for partition in topic.open_partitions()
             if partition.failed is not None
         ]
         # One after the other: the data that is kept of each is copied.

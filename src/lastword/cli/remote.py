@@ -36,10 +36,11 @@ class Remote:
 
     def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         path, said = operation.address(operation.request(*args, **kwargs))
+        # What is not said has its default there, too.
+        said = {name: value for name, value in said.items() if value is not None}
         found: Any
         if operation.verb == "GET":
-            asked = {name: value for name, value in said.items() if value is not None}
-            found = self._ask("GET", f"{path}?{urlencode(asked)}" if asked else path)
+            found = self._ask("GET", f"{path}?{urlencode(said)}" if said else path)
         elif operation.in_worker:
             found = self._job(path, said, cast("OnProgress | None", kwargs.get("progress")))
         else:

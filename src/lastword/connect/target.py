@@ -6,11 +6,13 @@ So sources can run in the process that has the log open, or beside a server that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from lastword.clock import Clock
 from lastword.compaction.strategy import LastWord
@@ -19,11 +21,12 @@ from lastword.log import Log
 from lastword.log.topic import Topic
 from lastword.reading import timetravel, winners
 from lastword.reading.reader import PartitionReader
-from lastword.reading.state import winning_rows
 from lastword.reading.winners import PartitionWinners
 from lastword.segments.model import look_again
 from lastword.wal import staged
 
+FIRST_WINDOW: Final = 65_536
+"""The number of offsets that are searched for a key first, from the end of a partition backwards; then ever more."""
 SEARCH_WINDOW: Final = 4096
 """Below this many offsets, read instead of bisecting further."""
 
@@ -85,7 +88,7 @@ class LogTarget(_OpenLog):
             return found.append_staged(sink, number)
         except WriteFailedError:
             # So the next attempt finds the partition open, and the appended part of the unit counted.
-            for partition in found.all_partitions():
+            for partition in found.open_partitions():
                 if partition.failed is not None:
                     with suppress(LastwordError):
                         found.reopen_partition(partition.number)
@@ -155,9 +158,8 @@ class TargetReads:
         wanted: dict[int, set[bytes]] = {}
         for key in keys:
             wanted.setdefault(partition_of(key, opened.partitions), set()).add(key)
-        for partition, own in wanted.items():
-            with closing(opened.partition_reader(partition)) as reader:
-                found |= look_again(partial(_newest, reader, own), f"Partition {partition}")
+        for partition, missing in wanted.items():
+            found |= _newest_in(opened, partition, missing)
         return found
 
     def live_keys(self, topic: str) -> Iterator[bytes]:
@@ -197,19 +199,6 @@ class TargetReads:
             return found
 
 
-def _newest(reader: PartitionReader, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
-    view = timetravel.view_now(reader)
-    with reader.pin(view.snapshot):
-        (found,) = winners.find([reader], [view], LastWord(), keys)
-        return {
-            key: value
-            for records in winning_rows(reader, found)
-            for key, value in zip(
-                records.column("key").to_pylist(), records.column("value").to_pylist(), strict=True
-            )
-        }
-
-
 def _is_below(reader: PartitionReader, start: int, end: int, header: str, number: int) -> bool:
     """Return whether the first record with the header, from an offset on, has a lower number."""
     return next((value < number for _, value in _numbers(reader, start, end, header)), False)
@@ -224,3 +213,28 @@ def _numbers(reader: PartitionReader, start: int, end: int, header: str) -> Iter
             for each in headers or ():
                 if each["key"] == header and each["value"] is not None and each["value"].isdigit():
                     yield offset, int(each["value"])
+
+
+def _newest_in(topic: Topic, partition: int, missing: set[bytes]) -> dict[bytes, bytes | None]:
+    """Search from the end backwards: most keys that are looked up were appended lately."""
+    found: dict[bytes, bytes | None] = {}
+    with closing(topic.partition_reader(partition)) as reader:
+        extent = reader.extent()
+        end, window = extent.log_end, FIRST_WINDOW
+        while missing and end > extent.log_start:
+            start = max(extent.log_start, end - window)
+            here: dict[bytes, bytes | None] = {}
+            for records in reader.replay(start, end):
+                own = records.filter(pc.is_in(records.column("key"), pa.array(list(missing), pa.binary())))
+                for key, value, offset in zip(
+                    own.column("key").to_pylist(),
+                    own.column("value").to_pylist(),
+                    own.column("offset").to_pylist(),
+                    strict=True,
+                ):
+                    if offset < end:
+                        here[key] = value
+            found |= here
+            missing -= set(here)
+            end, window = start, window * 4
+    return found

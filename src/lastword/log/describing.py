@@ -68,6 +68,7 @@ def describe(
     """Describe a topic. With `distinct`, estimate what a run would reclaim if the topic is compacted."""
     if not topic.settings.compacts:
         distinct = None
+    partitions = topic.partitions_in(snapshot)
     return TopicDescription(
         name=topic.name,
         id=topic.id,
@@ -76,7 +77,7 @@ def describe(
         wal_folder=str(topic.partition(0).folder.parent),
         settings=settings,
         partitions=tuple(
-            _describe(topic, topic.partition(each.view.partition), each, snapshot, distinct, now_ms)
+            _describe(topic, partitions[each.view.partition], each, snapshot, distinct, now_ms)
             for each in topic.assess(snapshot=snapshot)
         ),
         readers=readers,

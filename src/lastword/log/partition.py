@@ -88,7 +88,7 @@ class Partition:
         """Open the WAL for appends, and recover it if its last writer was killed."""
         with self._lock:
             self._check_not_closed()
-            self._writer = self._open_writer()
+            self._open_writer()
 
     def reopen(self) -> None:
         """Make it writable again after a failed write or sync. No acknowledged record is lost."""
@@ -97,7 +97,7 @@ class Partition:
             # Records that closing can't sync any more were not acknowledged.
             with suppress(WriteFailedError):
                 self.writer.close()
-            self._writer = self._open_writer()
+            self._open_writer()
         if failed := self.failed:
             raise UnavailableError(failed)
 
@@ -121,7 +121,7 @@ class Partition:
             if self._writer is not None:
                 self._writer.close()
 
-    def _open_writer(self) -> PartitionWriter:
+    def _open_writer(self) -> None:
         shared, settings, folder = self._shared, self._settings, self.folder
         at = shared.table.snapshot().positions[self.number]
         opened = open_wal(
@@ -143,7 +143,9 @@ class Partition:
         # No other thread can append to it yet.
         now_ms = shared.clock.now_ms() if settings.message_timestamp_type == "LogAppendTime" else None
         staged.finish(shared.data_folder, shared.topic_id, self.number, writer, now_ms)
-        return writer
+        self._writer = writer
+        # They may have changed while the WAL was recovered.
+        writer.settings = self._settings
 
     def _check_not_closed(self) -> None:
         if self._closed:
@@ -229,4 +231,4 @@ class Partition:
             try:
                 repair.skip(self.folder, saved, damaged)
             finally:
-                self._writer = self._open_writer()
+                self._open_writer()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +116,16 @@ class ReadableTopic:
         """Return all partitions, in order."""
         return self._partitions[: self.partitions]
 
+    def partitions_in(self, snapshot: Snapshot) -> list[Partition]:
+        """Return the partitions that a snapshot has, also those that were added since the topic was opened here."""
+        known = self._partitions[: len(snapshot.positions)]
+        added = range(len(known), len(snapshot.positions))
+        return [*known, *(Partition(number, self._shared, self._settings) for number in added)]
+
+    def open_partitions(self) -> list[Partition]:
+        """Return the partitions that this process writes, also those that an alteration has opened and not yet shown."""
+        return [each for each in self._partitions if each.is_open]
+
     # --------------------------------------------------------------------------------------------- read
 
     def read(
@@ -189,7 +199,9 @@ class ReadableTopic:
     def extents(self) -> dict[int, Extent]:
         """Return for each partition the offsets that can be read."""
         snapshot = self._table.snapshot()
-        return {each.number: each.extent(snapshot) for each in self._partitions_in(snapshot)}
+        # Partitions may be added meanwhile: then only the topic or only the snapshot knows them.
+        known = self.all_partitions()[: len(snapshot.positions)]
+        return {each.number: each.extent(snapshot) for each in known}
 
     def state(self, *, as_of: AsOf | None = None) -> pa.Table:
         """Return the newest record of each key, by the topic's strategy, without deleted keys.
@@ -306,7 +318,7 @@ class ReadableTopic:
         readership = self._readership(downtimes)
         is_open = any(each.is_open for each in self._partitions)
         snapshot = None if is_open else self._table.snapshot()
-        partitions = self.all_partitions() if snapshot is None else self._partitions_in(snapshot)
+        partitions = self.all_partitions() if snapshot is None else self.partitions_in(snapshot)
         return Target(
             topic=self.name,
             table=table or self._table,
@@ -329,7 +341,7 @@ class ReadableTopic:
         snapshot = self._table.snapshot()
         return [
             (each.number, found)
-            for each in self._partitions_in(snapshot)
+            for each in self.partitions_in(snapshot)
             for found in each.wal_damage(snapshot)
         ]
 
@@ -338,12 +350,13 @@ class ReadableTopic:
         snapshot = self._table.snapshot()
         damage = [
             (each.number, found)
-            for each in self._partitions_in(snapshot)
+            for each in self.partitions_in(snapshot)
             for found in each.sealed_damage(snapshot)
         ]
-        if damage and self._table.snapshot().id != snapshot.id:
-            # The segments may not be damaged, only replaced meanwhile.
-            return self.sealed_damage()
+        if damage and (current := self._table.snapshot()).id != snapshot.id:
+            # Some may not be damaged, only replaced meanwhile.
+            live = {segment.path for segment in self._table.plan(current)}
+            return [(number, each) for number, each in damage if each.path in live]
         return damage
 
     def local_wals(self) -> list[deleter.LocalWal]:
@@ -351,16 +364,12 @@ class ReadableTopic:
         return self._local_wals(self._table.snapshot())
 
     def _local_wals(self, snapshot: Snapshot) -> list[deleter.LocalWal]:
-        found = [each.local_wal(snapshot) for each in self._partitions_in(snapshot)]
+        found = [each.local_wal(snapshot) for each in self.partitions_in(snapshot)]
         return [each for each in found if each is not None]
 
     def _readers(self, partition: int | None) -> dict[int, PartitionReader]:
         chosen = self.all_partitions() if partition is None else [self.partition(partition)]
         return {each.number: each.reader() for each in chosen}
-
-    def _partitions_in(self, snapshot: Snapshot) -> Sequence[Partition]:
-        # Partitions may be added meanwhile: then only the topic or only the snapshot knows them.
-        return self.all_partitions()[: len(snapshot.positions)]
 
     def _readership(self, downtimes: Downtimes | None = None) -> Readership:
         now_ms = self._clock.now_ms()

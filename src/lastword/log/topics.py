@@ -245,10 +245,7 @@ class Topics:
     def writers(self) -> list[PartitionWriter]:
         """Return the writers of all partitions, without waiting for a topic that is being created or deleted."""
         return [
-            partition.writer
-            for topic in list(self._opened.values())
-            for partition in topic.all_partitions()
-            if partition.is_open
+            partition.writer for topic in list(self._opened.values()) for partition in topic.open_partitions()
         ]
 
     def own_names(self) -> list[str]:

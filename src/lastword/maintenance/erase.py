@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from lastword.clock import Clock
 from lastword.compaction.survivors import Mask
-from lastword.errors import InvalidError, StorageError
+from lastword.errors import InvalidError, LastwordError, StorageError, UnavailableError
 from lastword.folder.intents import Intent, forget_intent, save_intent
 from lastword.folder.leases import LeaseKeeper
 from lastword.folder.paths import ASIDE_FOLDER, WAL_FOLDER
@@ -185,15 +185,21 @@ class Eraser:
     def _write_without(self, segment: Segment, mask: Mask, job_id: str) -> Segment | None:
         """Write the rows of a segment that the mask keeps to a new file. Return None if there are none."""
         files = self._table.files
-        with (
-            RawSegment(files, segment) as raw,
-            files.writer(segment.partition, segment.first_offset, job_id) as writer,
-        ):
-            for group in raw.row_groups:
-                if mask[group.first_row : group.first_row + group.rows].any():
-                    for records in raw.kept(group, mask).combine_chunks().to_batches():
-                        writer.write(records)
-            written = writer.close()
+        try:
+            with (
+                RawSegment(files, segment) as raw,
+                files.writer(segment.partition, segment.first_offset, job_id) as writer,
+            ):
+                for group in raw.row_groups:
+                    if mask[group.first_row : group.first_row + group.rows].any():
+                        for records in raw.kept(group, mask).combine_chunks().to_batches():
+                            writer.write(records)
+                written = writer.close()
+        except LastwordError:
+            raise
+        except Exception as error:
+            # Whatever another engine has put into the file, other erasures must not wait for it.
+            raise UnavailableError(f"{segment.path} could not be rewritten: {error}") from error
         reached("erase.segment.written")
         return written
 

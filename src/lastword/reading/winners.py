@@ -205,16 +205,17 @@ def find(
     """
     partitions = len(readers)
     only = None if keys is None else pa.array(sorted(keys), pa.binary())
+    threads = max(1, min(partitions, os.cpu_count() or 1))
 
     def of_one(reader: PartitionReader, view: View) -> tuple[PartitionWinners, pa.Array]:
         files = reader.table.files
         sealed = tuple(SealedRows(files, each, view) for each in timetravel.sealed_segments(reader, view))
         tail = TailRows(reader, view, strategy)
         strays = _Strays(reader.partition, partitions)
-        masks = _masks([*sealed, tail], strategy, only, strays)
+        masks = _masks([*sealed, tail], strategy, only, strays, SET_BYTES // threads)
         return PartitionWinners(view=view, sealed=sealed, tail=tail, masks=masks), strays.keys()
 
-    with ThreadPoolExecutor(max(1, min(partitions, os.cpu_count() or 1))) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         results = list(pool.map(of_one, readers, views))
     found = [winners for winners, _ in results]
     strays = pa.concat_arrays([keys for _, keys in results]).unique()
@@ -231,6 +232,10 @@ class _Strays:
         self._partitions = partitions
         self._found: list[pa.Array] = []
 
+    def forget(self) -> None:
+        """Begin again."""
+        self._found.clear()
+
     def look(self, keys: pa.Array) -> None:
         if self._partitions == 1:
             return
@@ -244,14 +249,19 @@ class _Strays:
         return pa.concat_arrays([pa.array([], pa.binary()), *self._found])
 
 
-def _masks(pieces: Sequence[Rows], strategy: Strategy, only: pa.Array | None, strays: _Strays) -> list[Mask]:
+def _masks(
+    pieces: Sequence[Rows], strategy: Strategy, only: pa.Array | None, strays: _Strays, room_bytes: int
+) -> list[Mask]:
     seed = new_uuid().int & 0xFFFF_FFFF_FFFF_FFFF
     shares = 1
     while True:
         try:
             masks = [np.zeros(each.count, np.uint8) for each in pieces]
+            strays.forget()
             for index in range(shares):
-                found = _masks_of(pieces, strategy, only, strays, seed, Share(index, shares))
+                # The first share's pass looks at every key.
+                looking = strays if index == 0 else None
+                found = _masks_of(pieces, strategy, only, looking, seed, Share(index, shares), room_bytes)
                 for mask, own in zip(masks, found, strict=True):
                     mask |= own
             return masks
@@ -263,9 +273,10 @@ def _masks_of(
     pieces: Sequence[Rows],
     strategy: Strategy,
     only: pa.Array | None,
-    strays: _Strays,
+    strays: _Strays | None,
     seed: int,
     share: Share,
+    room_bytes: int,
 ) -> list[Mask]:
     """Return the winners among the keys of one share."""
     masks = [np.zeros(each.count, np.uint8) for each in pieces]
@@ -273,7 +284,7 @@ def _masks_of(
         seed,
         expected_keys=min(sum(each.count for each in pieces), _EXPECTED_KEYS),
         share=share,
-        max_bytes=SET_BYTES if share.count < MOST_SHARES else None,
+        max_bytes=room_bytes if share.count < MOST_SHARES else None,
     )
     if strategy.order != "version":
         backwards = strategy.order == "newest"
@@ -282,7 +293,8 @@ def _masks_of(
         for index, runs in zip(order, _ahead([pieces[each] for each in order]), strict=True):
             only_look_up = backwards and pieces[index].is_unique
             for row, run in reversed(runs) if backwards else runs:
-                strays.look(run)
+                if strays is not None:
+                    strays.look(run)
                 part = masks[index][row : row + len(run)]
                 _compete(keys, run, part, only, backwards=backwards, only_look_up=only_look_up)
             won += int(masks[index].sum())
@@ -296,7 +308,8 @@ def _masks_of(
             continue
         known, versions = piece.versions(strategy)
         for row, run in runs:
-            strays.look(run)
+            if strays is not None:
+                strays.look(run)
             rows = slice(row, row + len(run))
             best.challenge(run, known[rows], versions[rows], masks[index][rows], bounds[index] + row)
     flat = np.zeros(bounds[-1], np.uint8)

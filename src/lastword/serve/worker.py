@@ -105,7 +105,7 @@ class _Requests:
             return operation.call(self._log, asked, progress, gone)
         with wait_for_maintenance(self._log):
             done = operation.call(self._log, asked, progress, gone)
-        return self._compacted(done) if operation in (COMPACT_TOPIC, COMPACT_ALL) else done
+            return self._compacted(done) if operation in (COMPACT_TOPIC, COMPACT_ALL) else done
 
     def _compacted(self, report: Json) -> Json:
         done = [each for each in report["partitions"] if each["problem"] is None]

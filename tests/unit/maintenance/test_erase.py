@@ -14,9 +14,9 @@ from tests.support.clock import ManualClock
 from tests.support.logs import Killed, kill_at, no_hook  # noqa: F401
 
 import lastword
-from lastword.errors import InvalidError, UnknownTopicError
+from lastword.errors import InvalidError, UnavailableError, UnknownTopicError
 from lastword.folder import intents, steps
-from lastword.folder.intents import Intent, Wanted
+from lastword.folder.intents import Intent, Wanted, add_intent, list_intents, load_intent
 from lastword.log import Log
 from lastword.record import NewRecord
 from lastword.wal import staged
@@ -300,3 +300,27 @@ def test_killed_at_any_step_it_is_finished_by_the_next_round(log: Log, tmp_path:
     left = list(log.topic("users").read())
     assert [record for record in left if record.key != b"bob"] == others
     assert [record.value for record in left if record.key == b"bob"] == [b"new"]
+
+
+def test_a_segment_that_can_t_be_written_anew_holds_up_no_other_erasure(log: Log) -> None:
+    for name in ("a", "b"):
+        topic = log.create_topic(name)
+        topic.append_many([NewRecord(key=b"k%d" % (number % 4), value=b"v") for number in range(40)])
+        topic.seal()
+    (segment,) = log.topic("a").table.plan(log.topic("a").table.snapshot())
+    path = segment.path.removeprefix("file://")
+    # As another engine may write it: without our format, and with an offset that is there twice.
+    rows = pq.read_table(path, partitioning=None).replace_schema_metadata(None)
+    offsets = rows.column("offset").to_pylist()
+    offsets[22] = offsets[20]
+    pq.write_table(rows.set_column(rows.schema.get_field_index("offset"), "offset", pa.array(offsets)), path)
+
+    with pytest.raises(UnavailableError, match="could not be rewritten"):
+        log.erase("a", [b"k1"])
+    topic = log.topic("b")
+    wanted = Wanted(keys=(b"k2",), ends=(40,))
+    add_intent(log.path, Intent(topic="b", topic_id=topic.id.hex, wanted=(wanted,)))
+    (left,) = log.finish_erasures()
+    assert "could not be rewritten" in left
+    assert [each.topic for each in map(load_intent, list_intents(log.path)) if each is not None] == ["a"]
+    assert b"k2" not in {record.key for record in topic.read()}

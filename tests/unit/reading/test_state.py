@@ -346,7 +346,7 @@ def test_keys_that_don_t_fit_into_memory_are_gone_through_share_by_share(
     find = winners._masks_of
 
     def counted(*given: Any) -> Any:
-        shares.append(given[-1].count)
+        shares.append(given[-2].count)
         return find(*given)
 
     monkeypatch.setattr(winners, "_masks_of", counted)
@@ -355,3 +355,29 @@ def test_keys_that_don_t_fit_into_memory_are_gone_through_share_by_share(
     found = dict(zip(state.column("key").to_pylist(), state.column("value").to_pylist(), strict=True))
     assert found == {key.encode(): value.encode() for key, (_, value) in best.items() if value is not None}
     assert max(shares) > 2
+
+
+def test_keys_in_another_partition_than_their_own_are_looked_for_once(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic.append_many([record(f"k{number}", "old") for number in range(400)])
+    topic.seal()
+    log.alter_topic("t", partitions=3)
+    topic.append_many([record(f"k{number}", "new") for number in range(0, 400, 2)])
+    kept: list[int] = []
+    keys = winners._Strays.keys
+
+    def counted(strays: Any) -> Any:
+        found = keys(strays)
+        kept.append(len(found))
+        return found
+
+    monkeypatch.setattr(winners._Strays, "keys", counted)
+    monkeypatch.setattr(winners, "SET_BYTES", 6000)
+    found = state(topic)
+    assert {key: value for key, value in found.items() if value == "new"} == {
+        f"k{number}": "new" for number in range(0, 400, 2)
+    }
+    assert len(found) == 400
+    assert sum(kept) < 400
