@@ -1,7 +1,7 @@
 # make demo    a million changes from append to verify, step by step
 # make test    the main test suite
 # make check   format, lint, types, layers
-# make crash   many kill -9 rounds (minutes)
+# make crash   many kill -9 rounds, and ten thousand simulations (hours)
 # make peers   comparison with a real Kafka and its clients, from Maven's jars
 # make fuzz    a million invalid frames against the Kafka endpoint
 # make bench   the benchmarks of docs/benchmarks.md
@@ -53,6 +53,7 @@ $(READY): pyproject.toml constraints.txt scripts/make-venv
 tools: $(READY) java
 	@scripts/ensure-kcat
 	@scripts/ensure-postgres
+	@scripts/ensure-cc
 	@scripts/ensure-chromium
 	@scripts/ensure-promtool $(VENV)/bin
 	@scripts/ensure-spark-archive $(VENV)

@@ -9,7 +9,7 @@ from bench.support import console
 
 
 def main() -> int:
-    for name in ("batch", "log", "compaction", "broker", "connect", "spark_source", "dashboard"):
+    for name in ("batch", "log", "compaction", "broker", "connect", "spark_source", "dashboard", "history"):
         console.rule(name)
         command = [
             sys.executable,

@@ -25,6 +25,7 @@ import lastword
 from bench.support import Results, console, keys_of, median, rows_of, timed, usage, values_of
 from lastword.compaction.engine import InlineEngine
 from lastword.compaction.job import Compactor
+from lastword.compaction.request import CompactionRequest
 from lastword.compaction.spark import SparkEngine
 from lastword.compaction.target import PartitionFacts, Target
 from lastword.log import Log
@@ -136,7 +137,7 @@ class Bench:
         self.log.close()
 
     def warm_up(self) -> None:
-        """Start Spark, load the kernels, let the JVM compile what it will."""
+        """Start Spark, load the compiled loops, let the JVM compile what it will."""
         segments = self.write(Data("warm", 200_000, 200, 0.9))
         for engine in (self.spark, self.inline):
             for _ in range(3):
@@ -325,7 +326,7 @@ class Bench:
     def parts(self, data: Data, results: Results) -> None:
         from dataclasses import replace
 
-        from lastword.compaction import kernels
+        from lastword.compaction import task
         from lastword.compaction.survivors import Survivors
         from lastword.compaction.target import plan_target
 
@@ -354,9 +355,9 @@ class Bench:
             found = [mask for _, mask in sorted(masks, key=lambda each: each[0])]
             note(
                 "rewrite, one thread",
-                timed(lambda unit=unit, found=found: kernels.rewrite_masked(unit, found)),
+                timed(lambda unit=unit, found=found: task.rewrite_masked(unit, found)),
             )
-            note("both, two threads", timed(lambda unit=unit: kernels.compact(replace(unit, threads=2))))
+            note("both, two threads", timed(lambda unit=unit: task.compact(replace(unit, threads=2))))
             note("whole run on Spark", self.compact(self.spark, segments, 1)[0])
         results.add(part="parts", data=data.name, **{name: median(times[1:]) for name, times in row.items()})
 
@@ -406,7 +407,7 @@ class Bench:
                 times.append(
                     timed(
                         lambda target=target, reports=reports: reports.append(
-                            compactor.run([target], asked_for=True)
+                            compactor.run([target], CompactionRequest(asked_for=True))
                         )
                     )
                 )

@@ -35,7 +35,7 @@ TOOLS = {
     "verifiable-producer": "org.apache.kafka.tools.VerifiableProducer",
 }
 
-_START_SECONDS = 90
+_START_SECONDS = 300
 
 _LOGGING = """
 status = error
@@ -78,6 +78,8 @@ class KafkaPeer:
         self._jars = jars("kafka")
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
+        self._passes: list[CleanerPass] = []
+        self._passes_read = 0
 
     @property
     def address(self) -> str:
@@ -128,8 +130,18 @@ class KafkaPeer:
         self._process = None
 
     def cleaner_passes(self) -> list[CleanerPass]:
+        """All passes until now. Entries that are complete are read once."""
         log = self.folder / "cleaner.log"
-        return _passes(log.read_text()) if log.exists() else []
+        if not log.exists():
+            return []
+        with log.open("rb") as file:
+            file.seek(self._passes_read)
+            text = file.read().decode(errors="replace")
+        # The last entry may still be being written.
+        last = max((each.start() for each in _ENTRY.finditer(text)), default=0)
+        self._passes += _passes(text[:last])
+        self._passes_read += len(text[:last].encode())
+        return [*self._passes, *_passes(text[last:])]
 
     def tool(self, name: str, *args: str, address: str | None = None, stdin: bytes | None = None) -> str:
         return tool(name, *args, address=address or self.address, stdin=stdin)
@@ -166,13 +178,13 @@ class KafkaPeer:
         return "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
-def tool(name: str, *args: str, address: str, stdin: bytes | None = None, timeout_s: float = 120) -> str:
+def tool(name: str, *args: str, address: str, stdin: bytes | None = None, timeout_s: float = 300) -> str:
     """What one of Kafka's command-line tools prints, asked of a broker at an address."""
     command = ["java", "-Xmx512m", "-cp", f"{jars('kafka')}/*", TOOLS[name]]
     return _run([*command, "--bootstrap-server", address, *args], stdin, timeout_s)
 
 
-def _run(command: Sequence[str], stdin: bytes | None, timeout_s: float = 120) -> str:
+def _run(command: Sequence[str], stdin: bytes | None, timeout_s: float = 300) -> str:
     done = subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=timeout_s)
     if done.returncode != 0:
         raise RuntimeError(

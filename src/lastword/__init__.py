@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from lastword.errors import LastwordError
     from lastword.explain.model import ExplainedRecord, Explanation
     from lastword.log import Log, MaintenanceReport, open  # noqa: A004
+    from lastword.log.appendable import RecordPosition
     from lastword.log.describing import PartitionDescription, TopicDescription
-    from lastword.log.topic import RecordPosition, Topic
+    from lastword.log.topic import Topic
     from lastword.log.worker import Worker
     from lastword.maintenance.backup.make import BackupReport
     from lastword.maintenance.backup.restore import RestoreReport
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from lastword.maintenance.relocating import Relocation, relocate
     from lastword.maintenance.tiering import SealReport
     from lastword.maintenance.verify import VerifyReport
-    from lastword.reading.readers import Reader
     from lastword.reading.timetravel import AsOf
+    from lastword.reading.topic_reader import Reader
     from lastword.record import RECORD_SCHEMA, NewRecord, Record, TimestampType
 
 __all__ = [
@@ -84,14 +85,15 @@ _HOMES = {
     "lastword.errors": ("LastwordError",),
     "lastword.explain.model": ("ExplainedRecord", "Explanation"),
     "lastword.log": ("Log", "MaintenanceReport", "open"),
-    "lastword.reading.readers": ("Reader",),
+    "lastword.reading.topic_reader": ("Reader",),
     "lastword.record": ("RECORD_SCHEMA", "NewRecord", "Record", "TimestampType"),
     "lastword.maintenance.relocating": ("Relocation", "relocate"),
     "lastword.maintenance.backup.restoring": ("backups", "restore"),
     "lastword.maintenance.tiering": ("SealReport",),
     "lastword.reading.timetravel": ("AsOf",),
     "lastword.log.describing": ("PartitionDescription", "TopicDescription"),
-    "lastword.log.topic": ("RecordPosition", "Topic"),
+    "lastword.log.appendable": ("RecordPosition",),
+    "lastword.log.topic": ("Topic",),
     "lastword.maintenance.verify": ("VerifyReport",),
     "lastword.log.worker": ("Worker",),
 }

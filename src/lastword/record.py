@@ -10,7 +10,10 @@ import pyarrow as pa
 Header = tuple[str, bytes | None]
 
 NO_TIMESTAMP_MS = -1
-"""Kafka's 'no timestamp'. Readers see it unchanged. Rules about age use the append time instead."""
+"""Kafka's 'no timestamp'. Readers see it unchanged. Rules about age use the time at which its WAL file was rolled."""
+
+MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
+"""The last millisecond that a column of microseconds can hold."""
 
 
 class TimestampType(IntEnum):

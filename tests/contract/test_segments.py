@@ -38,8 +38,9 @@ from lastword.errors import (
 from lastword.folder import steps
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
 from lastword.segments.catalog import SegmentCatalog
+from lastword.segments.fileio import SyncedFileIO
 from lastword.segments.model import Collected, Positions, SegmentGoneError, retry_on_conflict
-from lastword.segments.parquet import STREAM_ROWS
+from lastword.segments.scan import STREAM_ROWS
 from lastword.segments.table import SegmentTable
 
 
@@ -428,6 +429,22 @@ class TestRecords:
         with pytest.raises(SegmentGoneError, match=segment.path):
             table.files.count(segment, 1, 2)
 
+    def test_storage_that_fails_for_a_moment_is_no_damage(
+        self, place: Place, table: SegmentTable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        segment = append(table, 0)
+        new_input = SyncedFileIO.new_input
+
+        def fail_once(file_io: SyncedFileIO, location: str) -> object:
+            monkeypatch.setattr(SyncedFileIO, "new_input", new_input)
+            raise OSError("AWS Error NETWORK_CONNECTION during HeadObject operation: Empty reply from server")
+
+        for read in (table.read, table.files.stream, lambda one: table.files.times(one, 0, 1)):
+            monkeypatch.setattr(SyncedFileIO, "new_input", fail_once)
+            with pytest.raises(StorageError, match=r"NETWORK_CONNECTION.*It is not damaged; try again"):
+                list(read(segment))
+            assert list(read(segment))
+
     @pytest.mark.parametrize("keep", [0, 1, 100, -1])
     def test_a_truncated_segment_is_corrupt(self, place: Place, table: SegmentTable, keep: int) -> None:
         segment = append(table, 0, 1000)
@@ -682,6 +699,28 @@ class TestConflicts:
 
         assert len(tries) == 2
         assert table.snapshot().positions == (Positions(sealed_end=20), Positions(sealed_end=1))
+
+    def test_a_snapshot_that_expired_before_it_was_read_is_a_conflict_too(
+        self, place: Place, table: SegmentTable
+    ) -> None:
+        tries = []
+
+        def attempt() -> list[int]:
+            base = table.snapshot()
+            tries.append(base)
+            if len(tries) == 1:
+                other = place.open().load("events")
+                append(other, 10)
+                append(other, 20)
+                other.expire(retention_ms=None)
+                # Another process has not seen its manifests.
+                return offsets_of(place.open().load("events"), base)
+            return offsets_of(table, base)
+
+        append(table, 0)
+
+        assert retry_on_conflict(attempt) == list(range(30))
+        assert len(tries) == 2
 
 
 class LostAnswerError(OSError):
@@ -960,12 +999,40 @@ class TestCollection:
         place.clock.move(grace_ms)
         assert old.path in collect()
         assert bare(old.path) not in place.files()
+        assert collect() == ()
+        append(table, 10)
+        assert collect() != (), "metadata goes once a commit has come after it"
         assert not [path for path in place.files() if path.endswith("unnamed.json")]
         assert collect() == ()
         fresh = place.open().load("events")
-        assert offsets_of(fresh, fresh.snapshot()) == list(range(5))
+        assert offsets_of(fresh, fresh.snapshot()) == [*range(5), *range(10, 20)]
 
-    @pytest.mark.parametrize("damage", [b"", b"[1]", b'{"a":', b'{"a": "b"}'])
+    def test_metadata_of_a_commit_in_progress_stays_however_long_it_takes(
+        self, place: Place, table: SegmentTable
+    ) -> None:
+        append(table, 0)
+        collected: list[str] = []
+
+        def reached(step: str) -> None:
+            if step == "commit.before":
+                steps.install(None)
+                # Not even noted as unnamed when the commit begins to take days.
+                for _ in range(3):
+                    place.clock.move(86_400_000)
+                    fresh = place.open().load("events")
+                    collected.extend(fresh.collect(grace_ms=1000, live_jobs={"job-1"}).files)
+
+        place.clock.put(int(time.time() * 1000))
+        steps.install(reached)
+        try:
+            append(table, 10)
+        finally:
+            steps.install(None)
+        assert not [path for path in collected if path.endswith(".avro")]
+        fresh = place.open().load("events")
+        assert offsets_of(fresh, fresh.snapshot()) == list(range(20))
+
+    @pytest.mark.parametrize("damage", [b"", b"[1]", b'{"a":', b'{"a": "b"}', b'{"a": 1}'])
     def test_a_damaged_note_of_what_is_unnamed_counts_for_nothing(
         self, place: Place, table: SegmentTable, damage: bytes
     ) -> None:

@@ -17,6 +17,7 @@ from lastword.errors import CorruptError, StorageError
 
 BATCHES = 8
 PER_BATCH = 3
+INLINE = "lastword.compaction.inline:InlineCompactionServiceFactory"
 
 
 @contextmanager
@@ -168,6 +169,16 @@ def test_damage_below_what_was_durable(folder: Path, damage: str, batch: int) ->
     with opened(folder) as topic:
         assert read_all(topic) == kept
         check_other_partition(topic, 2)
+
+
+def test_a_compaction_reports_what_it_could_not_seal(folder: Path) -> None:
+    active = as_after_a_kill(folder)
+    flip(active, batch_bytes(active) * 3 + 70)
+    with lastword.open(folder, config={"compaction.service.factory": INLINE}) as log:
+        report = log.compact(["events"], seal=True, asked_for=True)
+        [failure] = report.failures
+        assert (failure.topic, failure.partition) == ("events", 0)
+        assert str(active) in failure.message
 
 
 # ------------------------------------------------------------------------------------------------ any flipped bit

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.crash import LaterClock, broker_config, leftovers
+from tests.support.crash import broker_config, clean_up, leftovers
 from tests.support.logs import takes_appends
 from tests.support.small_disk import SmallDisk, small_disk
 from tests.support.waiting import wait_until
@@ -115,6 +115,10 @@ def test_the_whole_folder_is_on_a_full_disk(full: SmallDisk) -> None:
             log.create_topic("another")
         with pytest.raises(StorageError, match="No space left on device"):
             topic.delete_records({0: 1})
+        with pytest.raises(StorageError, match="No space left on device"):
+            log.erase("events", [b"key"])
+        with pytest.raises(StorageError, match="No space left on device"):
+            log.compact(asked_for=True)
         assert log.topics() == ["events"]
         assert values(topic) == acknowledged
     # What the close gave back.
@@ -241,7 +245,5 @@ def test_recovering_on_a_full_disk(folder: Path, full: SmallDisk, torn: bool) ->
 
 
 def assert_nothing_is_left(folder: Path) -> None:
-    with lastword.open(folder, config=broker_config(), clock=LaterClock()) as log:
-        for _ in range(2):
-            assert log.run_retention().problems == ()
+    clean_up(folder)
     assert leftovers(folder) == []

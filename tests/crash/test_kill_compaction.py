@@ -42,10 +42,11 @@ from lastword.compaction.engine import InlineEngine, Result
 from lastword.compaction.engine import Job as EngineJob
 from lastword.compaction.job import Compactor
 from lastword.compaction.reports import CompactionReport
+from lastword.compaction.request import CompactionRequest
 from lastword.maintenance.worker_state import load_status
 from lastword.record import HEADERS_TYPE
 
-STEPS = [step for step in named_steps() if step.startswith(("compact.", "erase."))]
+STEPS = [step for step in named_steps() if step.startswith(("compact.", "erase.", "seal.round."))]
 BESIDE = ["segment.file.closed", "commit.before", "commit.done", "expire.done", "collect.file.removed"]
 """Steps within those, which other work has too."""
 
@@ -263,7 +264,7 @@ def test_a_compactor_that_is_overtaken_plans_again(folder: Path) -> None:
 
 def compact_of(log: lastword.Log, engine: InlineEngine) -> Callable[[], CompactionReport]:
     compactor = Compactor(engine, config=log.config, clock=SystemClock(), leases=log._leases)
-    return lambda: compactor.run([log.compaction._target("words")], asked_for=True)
+    return lambda: compactor.run([log.compaction._target("words")], CompactionRequest(asked_for=True))
 
 
 @pytest.mark.soak

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.support.crash import Known, Line, clean_up, leftovers
 from tests.support.crash_child import Child, Job, broker_config
-from tests.support.power import CutError, PowerCut
 
 import lastword
+from lastword.testing.simulation.power import CutError, PowerCut
 
 
 class Worker(Child):

@@ -1,5 +1,6 @@
-"""A whole server under load while its processes are killed at random: producers, a follower of the tail, a group whose
-members come and go, sealing, compaction and retention all the while. In the end every key has its last word.
+"""A group whose members come and go while the processes of a server are killed at random. It misses no last word.
+
+tests/crash/test_history_soak.py is about everything else that clients see of such a server.
 """
 
 from __future__ import annotations
@@ -14,12 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from tests.support.kafka_clients import create_topic
 from tests.support.server import Server, serving
 from tests.support.waiting import wait_until
-
-import lastword
 
 SETTINGS = """\
 compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory
@@ -104,36 +103,6 @@ class Changes:
 
 
 @dataclass
-class Follower:
-    """Reads every partition in order and keeps the last word of each key."""
-
-    state: dict[bytes, int | None] = field(default_factory=dict)
-    positions: dict[int, int] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def take(self, message: Message) -> None:
-        partition, offset = message.partition(), message.offset()
-        assert partition is not None and offset is not None
-        if offset < self.positions.get(partition, 0):
-            self.problems.append(f"partition {partition}: {offset} after {self.positions[partition] - 1}")
-        self.positions[partition] = offset + 1
-        self.state[message.key() or b""] = version_of(message)
-
-    def run(self, address: str, stopped: threading.Event) -> None:
-        consumer = Consumer({**COMMON, "bootstrap.servers": address, "group.id": "follower"})
-        consumer.assign([TopicPartition(TOPIC, partition, 0) for partition in range(PARTITIONS)])
-        try:
-            while not stopped.is_set():
-                for message in consumer.consume(500, 0.2):
-                    if message.error() is None:
-                        self.take(message)
-                    elif message.error().code() == KafkaError.OFFSET_OUT_OF_RANGE:
-                        self.problems.append(str(message.error()))
-        finally:
-            consumer.close()
-
-
-@dataclass
 class Group:
     """Two members that share the topic; one of them leaves and comes back again and again. At least once."""
 
@@ -208,13 +177,12 @@ def kill_children(server: Server, seconds: float, rng: random.Random) -> int:
 
 def soak(data: Path, seconds: float, seed: int) -> None:
     changes = [Changes(number) for number in range(2)]
-    follower, group = Follower(), Group()
+    group = Group()
     writing_ends, reading_ends = threading.Event(), threading.Event()
     with serving(data, settings=SETTINGS) as server:
         create_topic(server.kafka, TOPIC, PARTITIONS, **CONFIG)
         writers = [start(each.run, server.kafka, writing_ends) for each in changes]
         readers = [
-            start(follower.run, server.kafka, reading_ends),
             start(group.run, server.kafka, reading_ends, 10_000.0),
             start(group.run, server.kafka, reading_ends, 3.0),
         ]
@@ -229,11 +197,6 @@ def soak(data: Path, seconds: float, seed: int) -> None:
                 assert {key: version for key, (version, _) in each.acked.items()} == each.sent
                 expected |= {key: None if gone else version for key, (version, gone) in each.acked.items()}
             wait_until(
-                lambda: follower.state == expected,
-                "the follower's state is what was acknowledged",
-                patience_s=END_S,
-            )
-            wait_until(
                 lambda: {key: version for key, (_, version) in group.latest.items()} == expected,
                 "the group's state is what was acknowledged",
                 patience_s=END_S,
@@ -243,18 +206,8 @@ def soak(data: Path, seconds: float, seed: int) -> None:
             reading_ends.set()
             for thread in [*writers, *readers]:
                 thread.join(2 * END_S)
-        assert not follower.problems, follower.problems[:5]
         assert kills >= seconds / 6
         assert group.rebalances > 2
-    with lastword.open(data) as log:
-        log.compact([TOPIC], asked_for=True)
-        state = log.topic(TOPIC).state()
-        found = dict(zip(state["key"].to_pylist(), state["value"].to_pylist(), strict=True))
-        assert {key: int(value.rstrip(b"x")) for key, value in found.items()} == {
-            key: version for key, version in expected.items() if version is not None
-        }
-        history = log.topic(TOPIC).history()
-        assert any(snapshot.operation == "compact" for snapshot in history)
 
 
 def start(run: Callable[..., None], *args: object) -> threading.Thread:
@@ -263,8 +216,8 @@ def start(run: Callable[..., None], *args: object) -> threading.Thread:
     return thread
 
 
-def test_every_key_has_its_last_word_whoever_is_killed(tmp_path: Path) -> None:
-    soak(tmp_path / "data", 20, 1)
+def test_a_group_misses_no_last_word_whoever_is_killed(tmp_path: Path) -> None:
+    soak(tmp_path / "data", 12, 1)
 
 
 @pytest.mark.soak

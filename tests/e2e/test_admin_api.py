@@ -150,6 +150,34 @@ def test_records_go_in_and_come_out_again(api: httpx.Client, topic: str) -> None
     assert few["next"] == {"0": 1}
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"from": "1", "from_time": "1"}, "from and from_time both set the start; give one of them."),
+        ({"from": "first"}, "from is 'first'; allowed: earliest"),
+        ({"from": "1"}, "say which with partition"),
+        ({"as_of": "1"}, "say which with partition, or give a time"),
+        ({"as_of": "yesterday"}, "as_of is 'yesterday'; allowed: an offset"),
+        (
+            {"as_of": "1", "from": "1"},
+            "as_of shows the past from the log start on; only state, after_key_base64, partition, max and max_bytes can",
+        ),
+        (
+            {"state": True, "partition": 0},
+            "state covers the whole topic; only after_key_base64, max, max_bytes and as_of can be used with it.",
+        ),
+        ({"after_key_base64": "YQ=="}, "after_key_base64 continues a read of the state."),
+        ({"after_key_base64": "%"}, "after_key_base64 '%' is not base64"),
+    ],
+)
+def test_a_read_that_makes_no_sense_is_refused_in_terms_of_its_parameters(
+    api: httpx.Client, topic: str, given: dict[str, str], said: str
+) -> None:
+    found = detail(api.get(f"/v1/topics/{topic}/records", params=given), 400)
+    assert said in found
+    assert "--" not in found
+
+
 def test_records_are_appended_all_or_none(api: httpx.Client, topic: str) -> None:
     good = {"key": "a", "value": "1", "partition": 0}
     said = detail(produce(api, topic, good, {"key": 3, "value": "x"}), 400)

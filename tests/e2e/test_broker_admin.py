@@ -492,7 +492,7 @@ class TestAlterBroker:
     def test_a_limit_holds_for_the_next_connection(self, broker: RunningBroker) -> None:
         with RawClient(broker.address) as first:
             assert alter_broker(broker, ("max.connections", "1")) == (0, "")
-            wait_until(lambda: broker.broker.connections == 1, "the one that changed it is gone")
+            wait_until(lambda: broker.connections == 1, "the one that changed it is gone")
             # Closed before or after its request has come.
             refused = pytest.raises((AssertionError, ConnectionError), match=r"closed|reset|Broken pipe")
             with RawClient(broker.address) as second, refused:

@@ -141,16 +141,16 @@ def test_records_are_gone_when_their_deletion_is_answered(
     look = SegmentTable.snapshot
     looking, go_on = threading.Event(), threading.Event()
 
-    def slow_look(self: SegmentTable, snapshot_id: int | None = None) -> Snapshot:
+    def slow_refresh(self: SegmentTable, snapshot_id: int | None = None) -> Snapshot:
         found = look(self, snapshot_id)
-        if threading.current_thread().name.startswith("lastword-broker-look") and not looking.is_set():
+        if threading.current_thread().name.startswith("lastword-broker-refresh") and not looking.is_set():
             looking.set()
             assert go_on.wait(180)
         return found
 
-    monkeypatch.setattr(SegmentTable, "snapshot", slow_look)
+    monkeypatch.setattr(SegmentTable, "snapshot", slow_refresh)
     topic = broker.log.topic("t")
-    broker.on_loop(lambda: broker.broker._views.topic(topic).look())
+    broker.on_loop(lambda: broker.broker._views.topic(topic).refresh())
     assert looking.wait(180)
     admin = AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
     (deleted,) = admin.delete_records([TopicPartition("t", 0, 3)]).values()

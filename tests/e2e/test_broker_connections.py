@@ -20,6 +20,7 @@ from tests.support.waiting import wait_until
 from lastword import batch
 from lastword.broker.connection import SCRATCH_BYTES
 from lastword.broker.errors import ErrorCode
+from lastword.broker.tail import Tail, TailBytes, WouldBlockError
 from lastword.broker.wire import APIS
 from lastword.record import NewRecord
 
@@ -169,13 +170,13 @@ def test_a_client_that_does_not_read_is_not_served_on(broker: RunningBroker) -> 
 
 def test_thousands_of_idle_connections(broker: RunningBroker) -> None:
     clients = [connect(broker) for _ in range(2000)]
-    wait_until(lambda: broker.broker.connections >= 2000)
+    wait_until(lambda: broker.connections >= 2000)
     producer = Producer({"bootstrap.servers": broker.address})
     producer.produce("t", b"v")
     assert producer.flush(60) == 0
     for client in clients:
         client.close()
-    wait_until(lambda: broker.broker.connections < 20)
+    wait_until(lambda: broker.connections < 20)
 
 
 def test_connections_beyond_the_limit_and_idle_ones_are_closed(tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_what_is_being_written_counts_when_its_client_has_gone(
             with connect(broker) as client:
                 client.sendall(produce_frame(1, bytes(3 * MIB)) + produce_frame(2, bytes(1000)))
                 wait_until(lambda count=count: memory.used_bytes > count * (3 * MIB + 1000))
-            wait_until(lambda: broker.broker.connections == 0)
+            wait_until(lambda: broker.connections == 0)
             assert memory.used_bytes > count * (3 * MIB + 1000)
         with connect(broker) as client:
             # No request after all: nothing of it is kept.
@@ -323,7 +324,7 @@ def test_a_fetch_that_waits_for_more_keeps_nothing_meanwhile(broker: RunningBrok
     for _ in range(10):
         topic.append("k", bytes(100_000))
     with connect(broker) as client:
-        client.sendall(fetch_frame(1, 0, wait_ms=60_000, min_bytes=10 * MIB))
+        client.sendall(fetch_frame(1, 0, wait_ms=600_000, min_bytes=10 * MIB))
         fetches = broker.broker._fetches
         wait_until(lambda: bool(fetches.waiting))
         topic.append("k", bytes(100_000))
@@ -336,6 +337,34 @@ def test_a_fetch_that_waits_for_more_keeps_nothing_meanwhile(broker: RunningBrok
         assert broker.on_loop(kept_bytes) == 0
         for _ in range(4):
             topic.append("k", bytes(3 * MIB))
+        _, answer = receive(client)
+        assert len(answer) >= 10 * MIB
+
+
+def test_records_that_arrive_during_a_read_wake_a_fetch_that_waits_for_more(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, may_end = threading.Event(), threading.Event()
+    real = Tail.read
+
+    def slow(self: Tail, offset: int, max_bytes: int, *, inline: bool) -> TailBytes:
+        if inline:
+            raise WouldBlockError
+        found = real(self, offset, max_bytes, inline=False)
+        read.set()
+        assert may_end.wait(60)
+        return found
+
+    monkeypatch.setattr(Tail, "read", slow)
+    topic = broker.log.topic("t")
+    topic.append("k", bytes(100_000))
+    with connect(broker) as client:
+        # Had it waited for its time, the answer would come after this client's patience.
+        client.sendall(fetch_frame(1, 0, wait_ms=600_000, min_bytes=10 * MIB))
+        assert read.wait(60)
+        for _ in range(4):
+            topic.append("k", bytes(3 * MIB))
+        may_end.set()
         _, answer = receive(client)
         assert len(answer) >= 10 * MIB
 

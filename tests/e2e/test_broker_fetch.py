@@ -303,13 +303,13 @@ def test_where_many_partitions_begin_takes_one_look_at_the_table(
 ) -> None:
     broker.log.create_topic("t", partitions=20)
     looks: list[TopicView] = []
-    look = TopicView.look
+    refresh = TopicView.refresh
 
     def counted(view: TopicView) -> asyncio.Future[None]:
         looks.append(view)
-        return look(view)
+        return refresh(view)
 
-    monkeypatch.setattr(TopicView, "look", counted)
+    monkeypatch.setattr(TopicView, "refresh", counted)
     wanted = {TopicPartition("t", partition): OffsetSpec.earliest() for partition in range(20)}
     client = AdminClient({"bootstrap.servers": broker.address})
     found = client.list_offsets(wanted)

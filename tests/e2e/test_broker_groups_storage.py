@@ -35,14 +35,15 @@ from tests.support.waiting import wait_until
 import lastword
 from lastword import metrics
 from lastword.broker.errors import ErrorCode
+from lastword.broker.groups.commits import NewOffset
 from lastword.broker.groups.handlers import GroupHandlers
 from lastword.broker.groups.members import MemberRef
 from lastword.broker.groups.replay import GROUPS_TOPIC
-from lastword.broker.groups.service import GroupService, NewOffset
+from lastword.broker.groups.service import GroupService
 from lastword.broker.groups.store import Entry
 from lastword.errors import InvalidTopicError, LastwordError
 from lastword.log import Log
-from lastword.reading.readers import committed_positions, save_group_positions
+from lastword.reading.topic_reader import committed_positions, save_group_positions
 
 NOW = {"group.initial.rebalance.delay.ms": 0}
 
@@ -158,10 +159,10 @@ class TestExpiry:
             create_topic(broker.address, "t")
             consumer = client(broker)
             commit(consumer, "t", 0, 5)
-            broker.run(service(broker).expire_offsets())
+            broker.run(service(broker).commits.expire())
             assert committed(consumer, "t", 0) == [5]
             clock.move(7 * DAY_MS)
-            broker.run(service(broker).expire_offsets())
+            broker.run(service(broker).commits.expire())
             assert committed(consumer, "t", 0) == [-1001]
             consumer.close()
             assert admin(broker.address).list_consumer_groups().result(PATIENCE_S).valid == []
@@ -184,7 +185,7 @@ class TestExpiry:
             new = {("t", 0): NewOffset(offset=offset)}
             commits = asyncio.ensure_future(groups.commit("g", MemberRef(member_id=""), -1, new))
             await is_writing.wait()
-            expires = asyncio.ensure_future(groups.expire_offsets())
+            expires = asyncio.ensure_future(groups.commits.expire())
             while not (expires.done() or store._queue):
                 await asyncio.sleep(0.001)
             may_write.set()
@@ -209,7 +210,7 @@ class TestExpiry:
                 poll_until(lambda: partitions_of(consumer) == [0], "it has it", consumer)
                 commit(consumer, "t", 0, 5)
                 clock.move(30 * DAY_MS)
-                broker.run(service(broker).expire_offsets())
+                broker.run(service(broker).commits.expire())
                 assert committed(consumer, "t", 0) == [5]
 
     def test_offsets_of_a_deleted_topic_go(self, broker: RunningBroker, consumer: Consumer) -> None:
@@ -218,8 +219,8 @@ class TestExpiry:
         commit(consumer, "t", 0, 5)
         commit(consumer, "u", 0, 6)
         broker.log.delete_topic("t")
-        broker.run(service(broker).expire_offsets())
-        left = service(broker)._offsets.of("g")
+        broker.run(service(broker).commits.expire())
+        left = service(broker).commits.offsets.of("g")
         assert [each.topic for each in left.values()] == ["u"]
 
 

@@ -16,7 +16,7 @@ from tests.support.server import SETTINGS, serving
 from tests.support.waiting import wait_until
 
 import lastword
-from lastword.maintenance.backup.belongings import COPIED, COPIED_FOLDERS, IN_PART, LEFT_OUT, MADE_ANEW
+from lastword.maintenance.backup.belongings import COPIED, COPIED_FOLDERS, CREATED, IN_PART, LEFT_OUT
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_beside_a_server_and_clients_of_the_restored_one(
         produce(server.kafka, "t", [str(number) for number in range(15, 20)])
         first_id = _new_producer_id(server.kafka)
         # Of everything that a folder has it is known whether it belongs into a backup.
-        known = {*COPIED, *COPIED_FOLDERS, *IN_PART, *MADE_ANEW, *LEFT_OUT}
+        known = {*COPIED, *COPIED_FOLDERS, *IN_PART, *CREATED, *LEFT_OUT}
         assert {each.name for each in cli.data.iterdir()} - known == set()
         cluster_id = (cli.data / "cluster.id").read_text()
     other("restore", "backups", "--backup", made["backup"])

@@ -95,3 +95,15 @@ def test_a_server_answers_over_http_and_the_command_beside_it(tmp_path: Path) ->
         for wrong in ({"key": "a", "key_base64": "YQ=="}, {"key_base64": "%"}, {"partition": 9}):
             assert api.get("/v1/topics/t/explain", params=wrong).status_code in (400, 404)
         assert api.get("/v1/topics/nope/explain").status_code == 404
+
+
+def test_beside_a_server_its_settings_apply(tmp_path: Path) -> None:
+    held_back = tmp_path / "other.yaml"
+    held_back.write_text(f"{SETTINGS}min.compaction.lag.ms: 3600000\nseal.interval.ms: 3600000\n")
+    with serving(tmp_path / "data", "--config", str(held_back), settings="") as server:
+        cli = Cli(server.data)
+        cli("topic", "create", "t", "--cleanup-policy", "compact")
+        cli("produce", "t", stdin=b"a:1\na:2\n")
+        records = cli.json("topic", "explain", "t")["partitions"][0]["records"]
+        assert [each["goes"] for each in records] == [False, False]
+        assert "10000" in cli("topic", "explain", "t", "--limit", "10001", code=2).err

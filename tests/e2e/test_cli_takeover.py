@@ -130,7 +130,7 @@ def test_a_broker_that_lost_a_topic_stops_acknowledging(tmp_path: Path, settings
 
         wait_until(is_refused)
         producer.close()
-        assert "belongs to the data folder" in server.log
+        wait_until(lambda: "belongs to the data folder" in server.log, "the broker says why")
         # Nor does it serve what it has acknowledged alone.
         with RawReader(server.kafka, "users") as reader, pytest.raises(AssertionError, match=r"^6"):
             reader.fetch()

@@ -22,8 +22,8 @@ import lastword
 from lastword import NewRecord
 from lastword.connect import Chunk, ConnectConfig, Connectors, states
 from lastword.connect.config import SourceConfig
+from lastword.connect.destination import OwnDestination
 from lastword.connect.runner import check
-from lastword.connect.target import LogTarget
 from lastword.errors import InvalidConfigError, LockedError
 from lastword.folder import steps
 from lastword.log import Log
@@ -391,7 +391,7 @@ def test_a_topic_that_was_deleted_does_not_come_back_with_later_records_only(
 def test_a_topic_that_is_deleted_while_nothing_comes_is_told(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lastword.connect.runner.TOPIC_LOOK_S", 0.05)
+    monkeypatch.setattr("lastword.connect.runner.TOPIC_CHECK_S", 0.05)
     path = tmp_path / "in.jsonl"
     path.write_bytes(line(1))
     with running(log, {"lines": file_source(path)}) as sources:
@@ -402,7 +402,7 @@ def test_a_topic_that_is_deleted_while_nothing_comes_is_told(
     config = ConnectConfig.from_mapping(
         {"sources": {"lines": file_source(path)}, "settings": {"topic": {"auto_create": "true"}}}
     )
-    assert "The topic 'lines' was deleted" in check(config, LogTarget(log))["lines"][0]
+    assert "The topic 'lines' was deleted" in check(config, OwnDestination(log))["lines"][0]
 
 
 def test_a_source_that_is_renamed_connector_is_refused(tmp_path: Path, log: Log) -> None:

@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 
 import lastword
 from lastword import NewRecord
-from lastword.connect.target import LogTarget, TargetReads
+from lastword.connect.destination import DestinationReads, OwnDestination
 from lastword.log import Log
 from lastword.log.topic import Topic
 
@@ -337,7 +337,7 @@ def test_the_place_behind_an_original_offset_is_found(log: Log) -> None:
         for number in range(20_000)
     )
     topic.seal()
-    reads = TargetReads(LogTarget(log))
+    reads = DestinationReads(OwnDestination(log))
     for number in (0, 1, 2, 7, 30_001, 59_990, 59_997, 10**9):
         below = [each for each in range(20_000) if each % 5 and each * 3 < number]
         assert reads.behind("events", 0, "at", number) == (below[-1] + 1 if below else 0), number
@@ -348,7 +348,7 @@ def test_offsets_without_records_at_the_end_are_no_lag(
     other: Log, source_broker: RunningBroker, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compaction has removed the last record there, as the marks of transactions are none: all is mirrored."""
-    monkeypatch.setattr("lastword.connect.kafka.connector.LOOK_S", 0.2)
+    monkeypatch.setattr("lastword.connect.kafka.connector.REFRESH_S", 0.2)
     config = {"cleanup.policy": "compact", "delete.retention.ms": "0"}
     topic = other.create_topic("events", partitions=PARTITIONS, config=config)
     for partition in range(PARTITIONS):

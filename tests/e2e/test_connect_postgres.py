@@ -470,7 +470,7 @@ def test_a_table_that_is_dropped_and_created_again_is_an_error(cluster: Cluster,
 def test_a_table_that_is_no_longer_published_is_an_error(
     cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lastword.connect.postgres.connector.MONITOR_S", 0.1)
+    monkeypatch.setattr("lastword.connect.postgres.monitor.MONITOR_S", 0.1)
     cluster.run("CREATE TABLE hidden (id int PRIMARY KEY)", "CREATE TABLE away (id int PRIMARY KEY)")
     sources_of = {
         each: postgres_source(cluster, f"db.{each}", table=each, slot=f"s_{each}")

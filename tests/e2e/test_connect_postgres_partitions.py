@@ -29,7 +29,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalog is looked at all the time, not every few seconds."""
-    monkeypatch.setattr("lastword.connect.postgres.connector.MONITOR_S", 0.1)
+    monkeypatch.setattr("lastword.connect.postgres.monitor.MONITOR_S", 0.1)
 
 
 @pytest.fixture

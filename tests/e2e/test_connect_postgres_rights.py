@@ -13,8 +13,8 @@ from tests.support.sources import SETTINGS, postgres_source, running
 
 import lastword
 from lastword.connect import ConnectConfig
+from lastword.connect.destination import OwnDestination
 from lastword.connect.runner import check
-from lastword.connect.target import LogTarget
 from lastword.log import Log
 
 
@@ -26,7 +26,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 def problems(log: Log, sources: dict[str, Any]) -> list[str]:
     config = ConnectConfig.from_mapping({"sources": sources, "settings": SETTINGS})
-    (found,) = check(config, LogTarget(log)).values()
+    (found,) = check(config, OwnDestination(log)).values()
     return found
 
 

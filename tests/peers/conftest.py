@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from peers.jars import UnreachableError
 from peers.kafka import KafkaPeer
+from tests.support.server import Server, serving
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,3 +24,10 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaPeer]:
         pytest.skip(str(error))
     with peer:
         yield peer
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`lastword serve` at its default settings."""
+    with serving(tmp_path_factory.mktemp("lastword") / "data", settings="") as server:
+        yield server

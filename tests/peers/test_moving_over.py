@@ -12,6 +12,7 @@ from peers.kafka import KafkaPeer
 from tests.support.broker import INLINE, RunningBroker
 from tests.support.kafka_clients import Taken, consume_in_group
 from tests.support.sources import running
+from tests.support.waiting import wait_until
 
 import lastword
 
@@ -20,7 +21,7 @@ PARTITIONS = 2
 KEYS = 50
 
 
-def send(address: str, start: int, end: int) -> None:
+def send(address: str, start: int, end: int, time_ms: int) -> None:
     producer = Producer({"bootstrap.servers": address})
     for number in range(start, end):
         producer.produce(
@@ -28,6 +29,7 @@ def send(address: str, start: int, end: int) -> None:
             key=b"k%d" % (number % KEYS),
             value=b"v%d" % number,
             partition=number % PARTITIONS,
+            timestamp=time_ms,
             headers=[("n", b"%d" % number)],
         )
     assert producer.flush(30) == 0
@@ -75,15 +77,16 @@ def make_compacted(kafka: KafkaPeer) -> None:
         PARTITIONS,
         {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.dirty.ratio": "0.0001"},
     )
-    send(kafka.address, 0, 500)
-    time.sleep(1.5)  # The segment's age is what lets Kafka roll it.
-    send(kafka.address, 500, 600)
-    alter(kafka.address, TOPIC, {"min.cleanable.dirty.ratio": "0.0001"})
-    deadline = time.monotonic() + 90
-    while {each.partition for each in kafka.cleaner_passes() if each.topic == TOPIC} != set(
-        range(PARTITIONS)
-    ):
-        assert time.monotonic() < deadline, "Kafka's cleaner did not come"
-        time.sleep(0.2)
+    now_ms = int(time.time() * 1000)
+    send(kafka.address, 0, 500, now_ms - 60_000)
+    # Later by more than segment.ms, so that Kafka begins another segment.
+    send(kafka.address, 500, 600, now_ms)
+    wait_until(
+        lambda: (
+            {each.partition for each in kafka.cleaner_passes() if each.topic == TOPIC}
+            == set(range(PARTITIONS))
+        ),
+        "Kafka's cleaner has come",
+    )
     # No more passes: the topic shall stand still from now on.
     alter(kafka.address, TOPIC, {"cleanup.policy": "delete", "retention.ms": "-1", "segment.ms": "604800000"})

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.support.clock import HOUR_MS, ManualClock
@@ -23,6 +24,7 @@ from tests.support.memory import make_memory_folder
 from lastword.errors import InvalidError
 from lastword.reading.timetravel import AsOf
 from lastword.record import NewRecord
+from lastword.segments.model import Positions
 
 EXAMPLES = os.environ.get("LASTWORD_PROPERTY_EXAMPLES")
 MINUTE_MS = 60_000
@@ -45,8 +47,8 @@ class Row:
 class TimeTravel(RuleBasedStateMachine):
     """One partition of a compacted topic; its past is asked for after every few steps."""
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(at_seal=st.booleans())
+    def start(self, at_seal: bool) -> None:
         self.folder = make_memory_folder()
         self.clock = ManualClock()
         self.began_ms = self.clock.now_ms()
@@ -57,6 +59,7 @@ class TimeTravel(RuleBasedStateMachine):
                 "cleanup.policy": "compact",
                 "min.cleanable.dirty.ratio": 0,
                 "delete.retention.ms": HOUR_MS,
+                "compaction.at.seal": at_seal,
             },
         )
         self.rows: list[Row] = []
@@ -124,8 +127,8 @@ class TimeTravel(RuleBasedStateMachine):
         try:
             state = self.topic.state(as_of=point).to_pylist()
         except InvalidError:
-            kept = [snapshot.positions[0].first_dirty for snapshot in self.topic.history()]
-            assert not any(self.can_show(first_dirty, time_ms) for first_dirty in kept), "it could be shown"
+            kept = [snapshot.positions[0] for snapshot in self.topic.history()]
+            assert not any(self.can_show(at, time_ms, end) for at in kept), "it could be shown"
             return
         assert {row["key"]: row["value"] for row in state} == self.state_before(end)
         shown = [row for batch in self.topic.read_as_of(point) for row in batch.to_pylist()]
@@ -143,11 +146,19 @@ class TimeTravel(RuleBasedStateMachine):
                 return offset
         return len(self.rows)
 
-    def can_show(self, first_dirty: int, time_ms: int) -> bool:
-        """Whether no record that a snapshot may lack was younger."""
-        return first_dirty <= self.log_start or all(
-            row.timestamp_ms <= time_ms for row in self.rows[:first_dirty]
-        )
+    def can_show(self, at: Positions, time_ms: int, end: int) -> bool:
+        """Whether no record that a snapshot may lack was younger, and the WAL still has what comes after it."""
+        if at.first_dirty > self.log_start and self.any_younger(0, at.first_dirty, time_ms):
+            return False
+        for each in at.rounds:
+            # The first of them is not hidden if all of them are younger.
+            if end > each.start and self.any_younger(each.start, each.end, time_ms):
+                return False
+        with closing(self.topic.partition_reader(0)) as reader:
+            return end <= max(at.sealed_end, self.log_start) or reader.wal_start() <= at.sealed_end
+
+    def any_younger(self, start: int, end: int, time_ms: int) -> bool:
+        return any(row.timestamp_ms > time_ms for row in self.rows[start:end])
 
     def state_before(self, end: int) -> dict[bytes, bytes]:
         state = {row.key: row.value for row in self.rows[self.log_start : end]}
@@ -158,6 +169,7 @@ TimeTravel.TestCase.settings = settings(
     max_examples=int(EXAMPLES or 20),
     stateful_step_count=12,
     derandomize=EXAMPLES is None,
+    phases=(Phase.explicit, Phase.generate) if EXAMPLES else tuple(Phase),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestTimeTravel = TimeTravel.TestCase

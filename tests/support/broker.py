@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import lastword
+from lastword import metrics
 from lastword.broker.server import Broker
 from lastword.clock import Clock
 from lastword.log import Log
@@ -48,6 +49,11 @@ class RunningBroker:
     @property
     def port(self) -> int:
         return self.broker.address[1]
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections, as the metric shows it."""
+        return int(metrics.REGISTRY.get_sample_value("lastword_kafka_connections") or 0)
 
     def run(self, coroutine: Any) -> Any:
         """Run something on the broker's loop, and wait for it."""

@@ -27,6 +27,7 @@ from lastword import NewRecord
 from lastword.clock import SystemClock
 from lastword.compaction.engine import InlineEngine
 from lastword.compaction.job import Compactor
+from lastword.compaction.request import CompactionRequest
 from lastword.errors import LockedError, UnavailableError
 from lastword.folder import steps
 
@@ -39,9 +40,11 @@ TOPICS = {
         "segment.bytes": 2500,
         "delete.retention.ms": 0,
         "local.retention.ms": 0,
+        "compaction.at.seal": True,
     },
 }
-"""In `brief` tombstones go with the second run that passes them, and WAL files once they are sealed."""
+"""In `brief` records are compacted while they are sealed, tombstones go with the second run that passes them, and WAL
+files once they are sealed."""
 
 LASTING = "words"
 """The topic whose tombstones outlast every test, so that whoever follows it misses none."""
@@ -237,7 +240,9 @@ class Child(Speaker):
             engine = WAYS[self.job.way]()
             compactor = Compactor(engine, config=log.config, clock=SystemClock(), leases=log._leases)
             while not self.stopping:
-                report = compactor.run([log.compaction._target(name) for name in TOPICS], asked_for=True)
+                report = compactor.run(
+                    [log.compaction._target(name) for name in TOPICS], CompactionRequest(asked_for=True)
+                )
                 # One that is overtaken each time gives up until the next run.
                 for each in report.problems:
                     assert each.problem is not None

@@ -14,7 +14,7 @@ NO_TIMESTAMP = -1
 
 @dataclass(frozen=True)
 class Row:
-    """A record. `age_ms` is what counts in rules about age: the append time where it came without a timestamp."""
+    """A record. `age_ms` is what counts in rules about age: that of the roll where it came without a timestamp."""
 
     offset: int
     timestamp_ms: int
@@ -65,8 +65,6 @@ class Verdict:
     compactable_end: int = 0
     gone: dict[int, str] = field(default_factory=dict)
     """Offsets that go, and why."""
-    spareable: set[int] = field(default_factory=set)
-    """Of those, the ones that min.rewrite.ratio may leave for a later run."""
     may_wait: set[int] = field(default_factory=set)
     """Of those, tombstones that may stay for longer. By the rules they go; Lastword does not look into segments that
     it may not compact, and keeps every tombstone that might beat a record there."""
@@ -212,7 +210,6 @@ class Partition:
                     verdict.may_wait.add(row.offset)
             elif self._is_old(row, now_ms):
                 verdict.gone[row.offset] = "old"
-        self._mark_spareable(verdict, ready, inside)
         return verdict
 
     def _is_old(self, row: Row, now_ms: int) -> bool:
@@ -247,27 +244,6 @@ class Partition:
         if self.policy.tombstone_clock == "record":
             return row.age_ms + self.policy.delete_retention_ms
         return self.deadlines[row.offset]
-
-    def _mark_spareable(self, verdict: Verdict, ready: Sequence[Extent], inside: Sequence[Row]) -> None:
-        if self.policy.min_rewrite_ratio == 0:
-            return
-        by_offset = {row.offset: row for row in inside}
-        # A record may stay behind only if what beats it stays too.
-        keys_without_winner = {
-            by_offset[offset].key for offset, why in verdict.gone.items() if why in ("tombstone", "old")
-        }
-        for extent in ready:
-            if extent.last_offset >= self.first_dirty:
-                continue
-            own = self._of(extent)
-            gone = [row for row in own if row.offset in verdict.gone]
-            if gone and len(gone) / len(own) < self.policy.min_rewrite_ratio:
-                verdict.spareable |= {
-                    row.offset
-                    for row in gone
-                    if verdict.gone[row.offset] in ("beaten", "below the log start")
-                    and row.key not in keys_without_winner
-                }
 
     def due(self, extents: Sequence[Extent], now_ms: int) -> set[str]:
         """Every reason for which the partition is due."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lastword.broker.errors import ErrorCode
-from lastword.broker.groups.coordinator import Coordinator, GroupLimits, Stored
-from lastword.broker.groups.group import Group, State
+from lastword.broker.groups.coordinator import Coordinator, GroupLimits
+from lastword.broker.groups.group import Group, State, Stored
 from lastword.broker.groups.members import (
     JoinAnswer,
     JoinRequest,
@@ -51,10 +51,10 @@ class Groups:
 
     def __init__(self, **limits: int) -> None:
         self.now_ms = 1_000_000
-        self.stored: dict[str, SavedGroup | None] = {}
+        self.stored: dict[str, SavedGroup] = {}
         self.store_error = ErrorCode.NONE
         self.holds_store = False
-        self._held: list[tuple[str, SavedGroup | None, Stored]] = []
+        self._held: list[tuple[str, SavedGroup, Stored]] = []
         numbers = itertools.count(1)
         self.coordinator = Coordinator(
             GroupLimits(**{"initial_rebalance_delay_ms": 0, **limits}),
@@ -64,7 +64,7 @@ class Groups:
             new_id=lambda: str(next(numbers)),
         )
 
-    def _store(self, group_id: str, saved: SavedGroup | None, stored: Stored) -> None:
+    def _store(self, group_id: str, saved: SavedGroup, stored: Stored) -> None:
         self._held.append((group_id, saved, stored))
         if not self.holds_store:
             self.release_store()

@@ -64,10 +64,16 @@ def open_log(
     return lastword.open(folder, config=config or {}, clock=clock, **options)
 
 
+def kill(writer: PartitionWriter) -> None:
+    """As if the process had been killed: nothing is synced or noted."""
+    with writer._changed:
+        writer._active.close()
+
+
 def abandon(log: Log) -> None:
     """As if the process had been killed: nothing is synced, noted or given back, but the kernel takes the lock."""
-    if log._flusher is not None:
-        log._flusher.close()
+    if log._writer.flusher is not None:
+        log._writer.flusher.close()
     log._leases._stop.set()
     if log._leases._thread is not None:
         log._leases._thread.join()
@@ -75,13 +81,12 @@ def abandon(log: Log) -> None:
         topic._closed = True
         for partition in topic.all_partitions():
             partition._closed = True
-            partition.writer._release()
-            partition.writer._closed = True
+            kill(partition.writer)
     log._catalog.close()
     log._topics.is_closed = True
-    assert log._writer_role is not None and log._writer_role._fd is not None
-    os.close(log._writer_role._fd)
-    log._writer_role._fd = None
+    assert log._writer._lock is not None and log._writer._lock._fd is not None
+    os.close(log._writer._lock._fd)
+    log._writer._lock._fd = None
 
 
 def fill(topic: Topic, first: int, end: int, *, partition: int = 0) -> None:
@@ -167,8 +172,7 @@ class WalFolder:
             writer.append(one_batch(str(number)))
 
     def kill(self, writer: PartitionWriter) -> None:
-        writer._release()
-        writer._closed = True
+        kill(writer)
 
     @property
     def checkpoint(self) -> WriterCheckpoint:

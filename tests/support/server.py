@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -28,7 +29,13 @@ class Server:
     """A running server."""
 
     def __init__(
-        self, data: Path, *arguments: str, settings: str = SETTINGS, admin: str = "127.0.0.1:0"
+        self,
+        data: Path,
+        *arguments: str,
+        settings: str = SETTINGS,
+        kafka: str = "127.0.0.1:0",
+        admin: str = "127.0.0.1:0",
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.data = data
         data.mkdir(exist_ok=True)
@@ -42,7 +49,7 @@ class Server:
                 "--data",
                 str(data),
                 "--kafka",
-                "127.0.0.1:0",
+                kafka,
                 "--admin",
                 admin,
                 "--json",
@@ -51,7 +58,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "TERM": "dumb"},
+            env={**os.environ, "TERM": "dumb", **environment},
         )
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -20,11 +21,18 @@ class SmallDisk:
 
     def fill(self, but_bytes: int = 0) -> None:
         """Leave only so many bytes."""
-        left = os.statvfs(self.path)
-        size = left.f_bavail * left.f_frsize - but_bytes
         with self._ballast.open("ab") as ballast:
-            if size > 0:
-                os.posix_fallocate(ballast.fileno(), ballast.tell(), size)
+            while True:
+                left = os.statvfs(self.path)
+                size = left.f_bavail * left.f_frsize - but_bytes
+                try:
+                    if size > 0:
+                        os.posix_fallocate(ballast.fileno(), ballast.tell(), size)
+                    return
+                except OSError as error:
+                    # Somebody else took a part of it just then.
+                    if error.errno != errno.ENOSPC:
+                        raise
 
     def free(self) -> None:
         self._ballast.unlink(missing_ok=True)

@@ -15,7 +15,8 @@ from pyspark import cloudpickle
 from lastword.compaction.engine import Job, Result
 from lastword.compaction.spark import SparkEngine
 from lastword.segments.model import Codec
-from lastword.segments.parquet import SegmentFiles, SegmentWriter
+from lastword.segments.parquet import SegmentFiles
+from lastword.segments.writer import SegmentWriter
 
 SPARK_SETTINGS = {
     "spark.master": "local[2,3]",

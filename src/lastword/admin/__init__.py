@@ -1,12 +1,12 @@
 """The admin API of a server, over HTTP: everything that the command line does, metrics and health.
 
 app.py         the paths: requests and responses, described for OpenAPI
-models.py      the bodies of requests
+models.py      the requests: bodies and queries
 context.py     shared state for the request handlers, and the client of the worker's process
 jobs.py        long requests: progress as server-sent events, and the end of a job whose client disconnects
-connectors.py  sources
 groups.py      consumer groups, from the broker's coordinator
-scenes.py      the scene: stories, and runs of topics to watch
+scene/         a compaction as frames to watch, and a story on a separate log
+scenes.py      the paths of the scene: stories, and runs of topics to watch
 pages.py       the dashboard, whose files are in web/, and its login
 views.py       data for the dashboard that no other path returns in one answer
 page.py        the reference of the API, as a page for people

@@ -4,35 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
-from lastword.admin import connectors, exposition, health, models, pages, problems, scenes
-from lastword.admin.context import AdminContext, GroupAdmin, decoded, one_key
+from lastword.admin import exposition, health, models, pages, problems, scenes
+from lastword.admin.context import AdminContext
+from lastword.admin.groups import CoordinatedGroups
 from lastword.admin.jobs import EVENTS, Jobs
 from lastword.admin.page import page
 from lastword.broker.groups.replay import GROUPS_TOPIC
-from lastword.errors import InvalidError, InvalidRecordError, UnavailableError
+from lastword.broker.server import Broker
+from lastword.errors import UnavailableError
 from lastword.folder import running
-from lastword.operations import records, topics, wal
-from lastword.operations.table import CREATE_TOPIC, EXPLAIN, OPERATIONS, SHOW_WAL, Operation
-from lastword.record_json import Json, Parsed, parse_record
+from lastword.operations import records, wal
+from lastword.operations.connectors import summary
+from lastword.operations.options import decoded
+from lastword.operations.table import (
+    CREATE_TOPIC,
+    DELETE_GROUP,
+    DESCRIBE_GROUP,
+    LIST_GROUPS,
+    OPERATIONS,
+    SKIP_DAMAGE,
+    Operation,
+)
+from lastword.record_json import Json
 
-AskGroups = Callable[[Callable[[GroupAdmin], Any]], Any]
+AskBroker = Callable[[], tuple[Broker | None, asyncio.AbstractEventLoop | None]]
+AskGroups = Callable[[Callable[[CoordinatedGroups], Any]], Any]
 """Calls the coordinator on the broker's loop, and waits for its answer."""
 
-MAX_RECORDS = 10_000
 MAX_BYTES = 16 << 20
 GROUPS_S = 10.0
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-
-_WITH_QUERIES = (SHOW_WAL.name, EXPLAIN.name)
-"""Operations whose requests are query parameters, each with a description."""
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {
@@ -55,11 +63,8 @@ def build(
     jobs: Jobs,
     *,
     version: str,
-    broker: Callable[[], tuple[health.Listens | None, asyncio.AbstractEventLoop | None]] = lambda: (
-        None,
-        None,
-    ),
-    groups: Callable[[], GroupAdmin | None] = lambda: None,
+    broker: AskBroker = lambda: (None, None),
+    groups: Callable[[], CoordinatedGroups | None] = lambda: None,
     stories: scenes.Stories | None = None,
     sources_problem: Callable[[], str | None] = lambda: None,
 ) -> FastAPI:
@@ -79,142 +84,108 @@ def build(
 
     problems.install(app)
     ask_groups = _group_asker(broker, groups)
-    _add_operations(app, context, jobs)
-    _add_queries(app, context, ask_groups)
+    _add_operations(app, context, jobs, ask_groups)
     _add_records(app, context)
-    _add_worker(app, context, jobs)
-    _add_groups(app, ask_groups)
     _add_health(app, context, broker, sources_problem, ask_groups)
-    connectors.add(app, context)
     pages.add(app, context)
     scenes.add(app, context, jobs, stories or scenes.Stories())
     return app
 
 
-_TAGS = {"wal": "WAL", "config": "settings"}
+_TAGS = {
+    "wal": "WAL",
+    "config": "settings",
+    "records": "records",
+    "explain": "records",
+    "groups": "groups",
+    "connectors": "connectors",
+}
+"""The tags of operations, by a part of their paths."""
 
 
-def _add_operations(app: FastAPI, context: AdminContext, jobs: Jobs) -> None:
-    """Add the paths of the operations in the table whose requests are objects, or empty."""
+def _add_operations(app: FastAPI, context: AdminContext, jobs: Jobs, ask: AskGroups) -> None:
+    """Add the paths of the operations in the table."""
+    coordinated = _coordinated(context, ask)
     for operation in OPERATIONS.values():
-        if operation.name in _WITH_QUERIES:
-            continue
-        tag = "maintenance" if operation.in_worker else _TAGS.get(operation.path.split("/")[-1], "topics")
-        tag = "WAL" if "/wal" in operation.path else tag
+        in_worker = operation.process == "worker"
+        others = "maintenance" if in_worker else "topics"
         app.add_api_route(
             operation.path,
-            _endpoint(operation, context, jobs),
+            _endpoint(operation, context, jobs, coordinated.get(operation.name)),
             methods=[operation.verb],
-            tags=[tag],
+            tags=[next((_TAGS[part] for part in operation.path.split("/") if part in _TAGS), others)],
             name=operation.name,
-            description=operation.function.__doc__,
+            description=inspect.getdoc(operation.function),
             status_code=201 if operation is CREATE_TOPIC else 200,
-            responses=_JOB if operation.in_worker else None,
-            response_model=None,
+            responses=_JOB if in_worker else None,
+            response_model=operation.answer,
         )
 
 
-def _endpoint(operation: Operation[Any, Any], context: AdminContext, jobs: Jobs) -> Callable[..., Any]:
-    """Make a handler with the parameters of one operation: those in its path, and the body."""
+def _coordinated(context: AdminContext, ask: AskGroups) -> dict[str, Callable[..., Any]]:
+    """Return the functions of the operations that need the coordinator."""
 
-    def request_of(given: dict[str, Any]) -> Json:
-        body = given.pop("body", None)
-        return operation.heard({**given, **({} if body is None else body.said())})
+    def skip_damage(name: str) -> Json:
+        if name != GROUPS_TOPIC:
+            return wal.skip_lost_ranges(context.log, name)
+        # The coordinator knows everything, including what can't be read any more.
+        ask(lambda groups: groups.write_again())
+        skipped = wal.skip_lost_ranges(context.log, name)
+        ask(lambda groups: groups.repaired())
+        return skipped
+
+    return {
+        SKIP_DAMAGE.name: skip_damage,
+        LIST_GROUPS.name: lambda: ask(lambda groups: groups.list_groups()),
+        DESCRIBE_GROUP.name: lambda group: ask(lambda groups: groups.describe_group(group)),
+        DELETE_GROUP.name: lambda group: ask(lambda groups: groups.delete_group(group)),
+    }
+
+
+def _endpoint(
+    operation: Operation[Any, Any],
+    context: AdminContext,
+    jobs: Jobs,
+    coordinated: Callable[..., Any] | None,
+) -> Callable[..., Any]:
+    """Make a handler with the parameters of one operation: those in its path, and the body or the query."""
+    log = context.log
+
+    def on_log(**asked: Any) -> Any:
+        # Not earlier: clients may change the broker's settings.
+        target = {"folder": log.path, "settings": log.config}.get(operation.role, log)
+        return operation.function(target, **asked)
+
+    function = coordinated or on_log
+
+    def arguments(given: dict[str, Any]) -> dict[str, Any]:
+        more: models.Request | None = given.pop("more", None)
+        return operation.heard({**given, **({} if more is None else more.said())})
 
     def answer(**given: Any) -> Any:
-        return operation.call(context.log, request_of(given))
+        return function(**arguments(given))
 
     async def answer_with_progress(request: Request, **given: Any) -> Response:
-        return await jobs.answer(request, context.worker.job(operation.name, **request_of(given)))
+        asked = operation.request(**arguments(given))
+        return await jobs.answer(request, context.worker.job(operation.name, **asked))
 
-    endpoint: Any = answer_with_progress if operation.in_worker else answer
+    in_worker = operation.process == "worker"
+    endpoint: Any = answer_with_progress if in_worker else answer
     kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter("request", kind, annotation=Request)] if operation.in_worker else []
-    parameters += [
-        inspect.Parameter(name, kind, annotation=str) for name in re.findall(r"{(\w+)}", operation.path)
-    ]
+    parameters = [inspect.Parameter("request", kind, annotation=Request)] if in_worker else []
+    parameters += [inspect.Parameter(name, kind, annotation=str) for name in operation.in_path]
+    model = models.REQUESTS.get(operation.name)
     if operation.verb in ("POST", "PATCH"):
-        model = models.REQUESTS.get(operation.name, models.Nothing)
-        parameters.append(inspect.Parameter("body", kind, annotation=model))
-    returned = Response if operation.in_worker else Any
+        parameters.append(inspect.Parameter("more", kind, annotation=model or models.Nothing))
+    elif model is not None:
+        parameters.append(inspect.Parameter("more", kind, annotation=Annotated[model, Query()]))
+    returned = Response if in_worker else Any
     endpoint.__signature__ = inspect.Signature(parameters, return_annotation=returned)
     return cast(Callable[..., Any], endpoint)
 
 
-def _add_queries(app: FastAPI, context: AdminContext, ask_groups: AskGroups) -> None:
-    log = context.log
-
-    @app.get("/v1/config", tags=["settings"])
-    def broker_config() -> list[Json]:
-        """List the settings that topics inherit and the broker's own, each with its source. Secrets are masked."""
-        return topics.broker_settings(log)
-
-    @app.get(SHOW_WAL.path, tags=["WAL"])
-    def show_wal(topic: Annotated[str | None, Query(description="Only this topic.")] = None) -> list[Json]:
-        """Show the WAL files of each partition, the files kept aside, and known damage."""
-        return SHOW_WAL.function(log, topic)
-
-    @app.post("/v1/topics/{topic}/wal/skip-damage", tags=["WAL"])
-    def skip_damage(topic: str, _nothing: models.Nothing) -> Json:
-        """Permanently skip the damaged ranges. The damaged files are kept aside."""
-        if topic != GROUPS_TOPIC:
-            return wal.skip_wal_damage(log, topic)
-        # The coordinator knows everything, including what can't be read any more.
-        ask_groups(lambda groups: groups.write_again())
-        skipped = wal.skip_wal_damage(log, topic)
-        ask_groups(lambda groups: groups.repaired())
-        return skipped
-
-    @app.get(EXPLAIN.path, tags=["records"])
-    def explain(
-        topic: str,
-        partition: Annotated[int | None, Query(description="Only this partition.")] = None,
-        key: Annotated[str | None, Query(description="Only records of this key, as text.")] = None,
-        key_base64: Annotated[str | None, Query(description="Only records of this key, in base64.")] = None,
-        from_offset: Annotated[int, Query(alias="from", ge=0)] = 0,
-        limit: Annotated[int, Query(ge=1, le=MAX_RECORDS)] = 100,
-        run: Annotated[
-            Literal["asked for", "forced", "worker"],
-            Query(
-                description="The run to explain: that of `compact`, the same with `force`, or the worker's."
-            ),
-        ] = "asked for",
-        seal: Annotated[bool, Query(description="Whether the run seals first.")] = True,
-    ) -> Json:
-        """Explain where records are, and whether, why and until when they stay or go in a compaction that starts now."""
-        # The worker does it, because it reads the keys of all segments, and no produce request should wait for that.
-        wanted = EXPLAIN.request(
-            topic,
-            partition=partition,
-            key=one_key(key, key_base64),
-            from_offset=from_offset,
-            limit=limit,
-            run=run,
-            seal=seal,
-        )
-        found: Json = context.worker.ask(EXPLAIN.name, wanted)
-        return found
-
-
 def _add_records(app: FastAPI, context: AdminContext) -> None:
     log = context.log
-
-    @app.post("/v1/topics/{topic}/records", tags=["records"])
-    def produce(topic: str, new: models.NewRecords) -> Json:
-        """Append records after checking all of them. If one is invalid, none is appended.
-
-        If a disk fails after some partitions have been written, the problem's `appended` lists them and the offsets that
-        their records got. A request that got no answer may have been carried out, wholly or in part.
-        """
-        parsed = [_parsed(index, each) for index, each in enumerate(new.records)]
-        return records.append_records(
-            log,
-            topic,
-            parsed,
-            partition=new.partition,
-            compression=new.compression,
-            check_only=new.check_only,
-        )
 
     @app.get("/v1/topics/{topic}/records", tags=["records"])
     def consume(
@@ -227,7 +198,7 @@ def _add_records(app: FastAPI, context: AdminContext) -> None:
             Query(description="Start at the first record not older: ISO 8601, or milliseconds since 1970."),
         ] = None,
         partition: Annotated[int | None, Query(description="Only this partition.")] = None,
-        max_records: Annotated[int, Query(alias="max", ge=1, le=MAX_RECORDS)] = 500,
+        max_records: Annotated[int, Query(alias="max", ge=1, le=models.MAX_RECORDS)] = 500,
         max_bytes: Annotated[int, Query(ge=1, le=MAX_BYTES)] = MAX_BYTES,
         state: Annotated[
             bool, Query(description="The newest record of each key, without deleted keys, ordered by key.")
@@ -256,27 +227,8 @@ def _add_records(app: FastAPI, context: AdminContext) -> None:
             )
 
 
-def _parsed(index: int, entry: Json) -> Parsed:
-    try:
-        return parse_record(entry)
-    except InvalidRecordError as error:
-        raise InvalidRecordError(f"records.{index}: {error}") from None
-    except InvalidError as error:
-        raise InvalidError(f"records.{index}: {error}") from None
-
-
-def _add_worker(app: FastAPI, context: AdminContext, jobs: Jobs) -> None:
-    @app.post("/v1/worker/run", tags=["maintenance"], responses=_JOB)
-    async def run_worker(request: Request, _nothing: models.Nothing) -> Response:
-        """Run every job of the worker once, now."""
-        return await jobs.answer(request, context.worker.job("run_all"))
-
-
-def _group_asker(
-    broker: Callable[[], tuple[health.Listens | None, asyncio.AbstractEventLoop | None]],
-    groups: Callable[[], GroupAdmin | None],
-) -> AskGroups:
-    def ask(call: Callable[[GroupAdmin], Any]) -> Any:
+def _group_asker(broker: AskBroker, groups: Callable[[], CoordinatedGroups | None]) -> AskGroups:
+    def ask(call: Callable[[CoordinatedGroups], Any]) -> Any:
         coordinator, (_, loop) = groups(), broker()
         if coordinator is None or loop is None:
             raise UnavailableError("This server has no consumer groups, or is still starting.")
@@ -288,38 +240,17 @@ def _group_asker(
     return ask
 
 
-def _add_groups(app: FastAPI, ask: AskGroups) -> None:
-    @app.get("/v1/groups", tags=["groups"])
-    def list_groups() -> list[Json]:
-        """List the consumer groups, and how far each is behind."""
-        found: list[Json] = ask(lambda coordinator: coordinator.list_groups())
-        return found
-
-    # A group's id may be any text, even with slashes.
-    @app.get("/v1/groups/{group:path}", tags=["groups"])
-    def describe_group(group: str) -> Json:
-        """Describe a consumer group: its state, members, committed offsets, and how far it is behind."""
-        found: Json = ask(lambda coordinator: coordinator.describe_group(group))
-        return found
-
-    @app.delete("/v1/groups/{group:path}", tags=["groups"])
-    def delete_group(group: str) -> Json:
-        """Delete a consumer group without members, with its committed offsets."""
-        ask(lambda coordinator: coordinator.delete_group(group))
-        return {"group": group, "deleted": True}
-
-
 def _add_health(
     app: FastAPI,
     context: AdminContext,
-    broker: Callable[[], tuple[health.Listens | None, asyncio.AbstractEventLoop | None]],
+    broker: AskBroker,
     sources_problem: Callable[[], str | None],
     ask_groups: AskGroups,
 ) -> None:
     @app.get("/v1/status", tags=["health"])
     def status() -> Json:
         """Show the server's processes, the worker's last jobs, the sources, and problems."""
-        sources = connectors.summary(context.log.path, context.log.clock, sources_problem())
+        sources = summary(context.log.path, context.log.clock, sources_problem())
         return {**health.status(context, *broker()), "sources": sources}
 
     @app.get("/healthz", tags=["health"])

@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from lastword import metrics, scene
+from lastword import metrics
+from lastword.admin import scene
 from lastword.errors import UnavailableError
 from lastword.folder.running import RunningServer
 

@@ -9,6 +9,8 @@ from lastword.broker.groups import describing
 from lastword.broker.groups.records import CommittedOffset
 from lastword.broker.groups.service import GroupService
 from lastword.errors import InvalidError, UnavailableError, UnknownGroupError
+from lastword.operations.groups import deleted
+from lastword.record_json import Json
 
 
 class CoordinatedGroups:
@@ -33,6 +35,7 @@ class CoordinatedGroups:
         return describing.description(found, self._offsets(group), self._service.log_end)
 
     async def lags(self) -> list[tuple[str, str, int, int]]:
+        """Return tuples of group, topic, partition, and how far the group is behind in the partition."""
         found = []
         for group in self._service.groups():
             for (topic, partition), committed in self._offsets(group.group_id).items():
@@ -53,11 +56,11 @@ class CoordinatedGroups:
         """Note that the unreadable records have been skipped."""
         self._service.repaired()
 
-    async def delete_group(self, group: str) -> None:
+    async def delete_group(self, group: str) -> Json:
         error = await self._service.delete_group(group)
         match error:
             case ErrorCode.NONE:
-                return
+                return deleted(group)
             case ErrorCode.GROUP_ID_NOT_FOUND:
                 raise UnknownGroupError(f"there is no group {group!r}")
             case ErrorCode.NON_EMPTY_GROUP:

@@ -1,17 +1,18 @@
-"""Access control. It runs before the app, so that the app sees nothing of a refused request.
+"""Access control. It runs before the app, so the app never sees a refused request.
 
-If only this machine is served no token is needed, but a browser runs on this machine too. A web page must not reach the
-API under a name of its own (DNS rebinding), change anything, or start an expensive search. So the Host must be one of
-this machine's names. A page of another origin is refused whatever it requests, even an image; only a link to one of our
-pages may be followed. A request that changes something must be JSON, which a page can't send to another origin without
-asking first. With a token none of that is needed: a page does not know it.
+If only this machine is served, no token is needed, but a browser runs on this machine too. A web page must not reach the
+API under its own name (DNS rebinding), change anything, or start an expensive search. So the Host must be one of
+this machine's names. Every request from a page of another origin is refused, even for an image, except a
+link to one of our pages. A request that changes something must be JSON, which a page can't send to another origin without
+a preflight request. With a token none of that is needed, because a page does not know the token.
 
-Instead of the token a browser may have the cookie that it got from the login (pages.py). A browser sends it by itself,
+Instead of the token a browser may have the cookie that it got from the login (pages.py). A browser sends it automatically,
 so a request with the cookie must come from a page of the same origin. Other ports of this machine are other origins.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
@@ -67,8 +68,9 @@ class Guard:
         await self._bounded(scope, receive, send)
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the app answer. If the body turns out to be too large, answer with that, whatever the app does."""
+        """Let the app answer. If the body is too large, answer with that error instead."""
         received = 0
+        has_begun = False
 
         async def bounded() -> Message:
             nonlocal received
@@ -79,9 +81,11 @@ class Guard:
             return message
 
         async def counted(message: Message) -> None:
+            nonlocal has_begun
             if received > MAX_BODY_BYTES:
                 raise _TooLargeError
             if message["type"] == "http.response.start":
+                has_begun = True
                 metrics.ADMIN_REQUESTS.labels(str(message["status"])).inc()
             await send(message)
 
@@ -90,6 +94,13 @@ class Guard:
         except _TooLargeError:
             metrics.ADMIN_REQUESTS.labels("413").inc()
             answer = problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "InvalidError", _TOO_LARGE)
+            await answer(scope, receive, send)
+        except asyncio.CancelledError:
+            # The server is stopping, and its shutdown timeout is over.
+            if has_begun:
+                raise
+            metrics.ADMIN_REQUESTS.labels("503").inc()
+            answer = problem(HTTPStatus.SERVICE_UNAVAILABLE, "UnavailableError", _STOPPING)
             await answer(scope, receive, send)
 
     def _refusal(self, method: str, path: str, headers: Headers) -> tuple[HTTPStatus, str] | None:
@@ -162,6 +173,7 @@ def _is_navigation(scope: Scope, headers: Headers) -> bool:
     )
 
 
+_STOPPING = "the server is stopping and could not wait for the request, which may still be carried out"
 _TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes; use a Kafka client for more data"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lastword.admin.context import AdminContext
+from lastword.broker.server import Broker
 from lastword.errors import UnavailableError
 from lastword.folder import running
 from lastword.folder.locks import Role, holder
@@ -16,27 +17,27 @@ from lastword.operations.working import worker_status
 
 LOOP_S = 2.0
 MOST_NAMED = 10
+MOST_CHARACTERS = 1_000
 
-
-class Listens(Protocol):
-    """The broker, as far as its health is concerned."""
-
-    @property
-    def address(self) -> tuple[str, int]: ...
-
-    def group_problems(self) -> list[str]:
-        """Return the problems of reading consumer groups."""
+_JOBS = {
+    "seal": "sealing",
+    "compact": "the compaction job",
+    "retention": "retention",
+    "delete": "the deletion of WAL files",
+    "expire": "the expiry of snapshots",
+    "collect": "the collection of files",
+}
 
 
 def problems(
-    context: AdminContext, broker: Listens | None, loop: asyncio.AbstractEventLoop | None
+    context: AdminContext, broker: Broker | None, loop: asyncio.AbstractEventLoop | None
 ) -> list[str]:
     """Return the problems that keep the server from being ready. Block for some seconds at most."""
     return [*_broker_problems(broker, loop), *_wal_problems(context), *_worker_problems(context)]
 
 
 def status(
-    context: AdminContext, broker: Listens | None, loop: asyncio.AbstractEventLoop | None
+    context: AdminContext, broker: Broker | None, loop: asyncio.AbstractEventLoop | None
 ) -> dict[str, Any]:
     """Return the server's processes, the worker's status, and the problems."""
     server = running.load(context.log.path)
@@ -68,7 +69,7 @@ def status(
     }
 
 
-def _broker_problems(broker: Listens | None, loop: asyncio.AbstractEventLoop | None) -> list[str]:
+def _broker_problems(broker: Broker | None, loop: asyncio.AbstractEventLoop | None) -> list[str]:
     if broker is None or loop is None:
         return ["the broker is not listening for Kafka clients"]
     try:
@@ -95,7 +96,7 @@ def _wal_problems(context: AdminContext) -> list[str]:
 
 def _worker_problems(context: AdminContext) -> list[str]:
     # From a file in the data folder: these problems exist whether or not the worker answers.
-    found = cleaning_problems(context.log.path)
+    found = job_problems(context.log.path)
     try:
         context.worker.ping()
     except UnavailableError as error:
@@ -104,21 +105,30 @@ def _worker_problems(context: AdminContext) -> list[str]:
     return found
 
 
-def cleaning_problems(data_folder: Path) -> list[str]:
-    """Return the compactions and erasures that keep failing, one line per reason: topics that share it are grouped."""
+def job_problems(data_folder: Path) -> list[str]:
+    """Return the jobs of the worker that fail. Compactions have one line per reason: topics that share it are grouped."""
     status = load_status(data_folder)
-    erasures = [
-        f"an erasure is not done: {each}" for each in (status.erasures_left if status is not None else ())
+    if status is None:
+        return []
+    erasures = [f"an erasure is not done: {each}" for each in status.erasures_left]
+    jobs = [
+        f"{_JOBS[name]} fails: {_cut(job.last_error.removesuffix('.'))}"
+        for name, job in status.jobs.items()
+        if name in _JOBS and job.last_error
     ]
     by_reason: dict[str, list[str]] = {}
-    for each in status.failing if status is not None else ():
+    for each in status.failing:
         name = each.topic if each.partition is None else f"{each.topic} partition {each.partition}"
         by_reason.setdefault(each.message, []).append(name)
     compactions = [
         f"compaction of {_named(names)} fails: {reason.removesuffix('.')}"
         for reason, names in by_reason.items()
     ]
-    return [*compactions, *erasures][:MOST_NAMED]
+    return [*compactions, *jobs, *erasures][:MOST_NAMED]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 
 def _named(names: list[str]) -> str:

@@ -28,18 +28,19 @@ ALIVE_S = 10.0
 """A comment is sent after this time without an event, so that no proxy on the way gives up."""
 PROGRESS_S = 0.2
 """The shortest time between progress events: a bar is for people."""
-LOOK_S = 1.0
+POLL_S = 1.0
+THREADS = 8
 
 
 class Jobs:
     """Runs long requests."""
 
-    def __init__(self, threads: int = 8) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="lastword-admin-job")
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="lastword-admin-job")
         self._closed = False
 
     def close(self) -> None:
-        """Accept no more jobs. Clients that still wait get an error within LOOK_S."""
+        """Accept no more jobs. Clients that still wait get an error within POLL_S."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -53,7 +54,7 @@ class Jobs:
         gone = threading.Event()
         running = self._begin(job, _ignore, gone.is_set)
         try:
-            while not (await asyncio.wait([running], timeout=LOOK_S))[0]:
+            while not (await asyncio.wait([running], timeout=POLL_S))[0]:
                 self._check_open()
                 if await request.is_disconnected():
                     gone.set()
@@ -100,9 +101,9 @@ class Jobs:
                 while not running.done():
                     self._check_open()
                     try:
-                        await asyncio.wait_for(news.wait(), LOOK_S)
+                        await asyncio.wait_for(news.wait(), POLL_S)
                     except TimeoutError:
-                        silent_s += LOOK_S
+                        silent_s += POLL_S
                         if silent_s >= ALIVE_S:
                             silent_s = 0.0
                             yield ": alive\n\n"

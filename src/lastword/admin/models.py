@@ -1,4 +1,4 @@
-"""The bodies of requests. An unknown field is refused, and the error names it."""
+"""The requests. In a body, an unknown field is refused, and the error names it; in a query it is ignored."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from lastword.admin.context import keys_of
-from lastword.errors import InvalidError
-from lastword.record_json import Json
+from lastword.errors import InvalidError, InvalidRecordError
+from lastword.operations.options import decoded, one_key
+from lastword.record_json import Json, Parsed, parse_record
+
+MAX_RECORDS = 10_000
+"""The most records of one answer."""
 
 Records = list[dict[str, Any]]
 
@@ -24,12 +27,41 @@ SnapshotId = Annotated[
 ]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Request(BaseModel):
+    """What a request says besides its path."""
 
     def said(self) -> Json:
-        """Return the request of the operation in the table."""
-        return self.model_dump()
+        """Return the parameters of the operation in the table."""
+        return self.model_dump(by_alias=True)
+
+
+class _Body(Request):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ShowWal(Request):
+    """The WAL to show."""
+
+    topic: str | None = Field(default=None, description="Only this topic.")
+
+
+class Explain(Request):
+    """The records to explain."""
+
+    partition: int | None = Field(default=None, description="Only this partition.")
+    key: str | None = Field(default=None, description="Only records of this key, as text.")
+    key_base64: str | None = Field(default=None, description="Only records of this key, in base64.")
+    from_offset: int = Field(default=0, alias="from", ge=0)
+    limit: int = Field(default=100, ge=1, le=MAX_RECORDS)
+    run: Literal["asked for", "forced", "worker"] = Field(
+        default="asked for",
+        description="The run to explain: that of `compact`, the same with `force`, or the worker's.",
+    )
+    seal: bool = Field(default=True, description="Whether the run seals first.")
+
+    def said(self) -> Json:
+        key = one_key(None if self.key is None else self.key.encode(), self.key_base64)
+        return {**self.model_dump(by_alias=True, exclude={"key_base64"}), "key": key}
 
 
 class NewTopic(_Body):
@@ -91,7 +123,11 @@ class Erase(_Body):
     keys_base64: list[str] = Field(default_factory=list, description="Keys of any bytes, in base64.")
 
     def said(self) -> Json:
-        return {"keys_base64": keys_of(self.keys, self.keys_base64)}
+        keys = [each.encode() for each in self.keys]
+        keys += [decoded(each, "keys_base64") for each in self.keys_base64]
+        if not keys:
+            raise InvalidError("No key was given to erase; give keys or keys_base64.")
+        return {"keys": keys}
 
 
 class Retention(_Body):
@@ -126,20 +162,6 @@ class Nothing(_Body):
     """An empty object."""
 
 
-REQUESTS: dict[str, type[_Body]] = {
-    "create_topic": NewTopic,
-    "alter_topic": TopicChanges,
-    "delete_records": DeleteRecords,
-    "compact_topic": CompactTopic,
-    "compact": CompactAll,
-    "verify": Verify,
-    "erase": Erase,
-    "backup": Backup,
-    "retention": Retention,
-}
-"""The bodies of the operations in the table. The other operations take none."""
-
-
 class NewRecords(_Body):
     """Records to append after all of them have been checked."""
 
@@ -152,6 +174,36 @@ class NewRecords(_Body):
     partition: int | None = Field(default=None, description="Append to this partition.")
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
     check_only: bool = Field(default=False, description="Check the records without appending them.")
+
+    def said(self) -> Json:
+        records = [_parsed(index, each) for index, each in enumerate(self.records)]
+        return {**self.model_dump(exclude={"records"}), "records": records}
+
+
+def _parsed(index: int, entry: Json) -> Parsed:
+    try:
+        return parse_record(entry)
+    except InvalidRecordError as error:
+        raise InvalidRecordError(f"records.{index}: {error}") from None
+    except InvalidError as error:
+        raise InvalidError(f"records.{index}: {error}") from None
+
+
+REQUESTS: dict[str, type[Request]] = {
+    "create_topic": NewTopic,
+    "alter_topic": TopicChanges,
+    "produce": NewRecords,
+    "delete_records": DeleteRecords,
+    "show_wal": ShowWal,
+    "compact_topic": CompactTopic,
+    "compact": CompactAll,
+    "verify": Verify,
+    "erase": Erase,
+    "explain": Explain,
+    "backup": Backup,
+    "retention": Retention,
+}
+"""The requests of the operations in the table. The other operations take no more than their path says."""
 
 
 class Problem(BaseModel):

@@ -22,8 +22,9 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from lastword.admin import models, views
-from lastword.admin.context import AdminContext, decoded, one_key
+from lastword.admin.context import AdminContext
 from lastword.errors import UnavailableError
+from lastword.operations.options import decoded, one_key
 from lastword.record_json import Json
 
 WEB = Path(__file__).with_name("web")
@@ -53,7 +54,11 @@ class _File:
 
 
 def cookie_of(token: str) -> tuple[str, str]:
-    """Return the name and the value of the cookie for a token. Servers on other ports have other names."""
+    """Return the name and the value of the cookie for a token.
+
+    A browser sends a host's cookies to all of its ports. The name depends on the token alone, so that servers of one host
+    don't replace each other's cookie, unless they have the same token, and so the same cookie.
+    """
     digest = hmac.new(token.encode(), b"lastword dashboard", hashlib.sha256).hexdigest()
     return f"lastword_{digest[:8]}", digest[8:]
 
@@ -143,7 +148,7 @@ def _add_views(app: FastAPI, context: AdminContext, overview: views.Overview) ->
     @app.get("/v1/views/overview", tags=["dashboard"], response_model=Json)
     def all_topics() -> Response:
         """List all topics, one row each: their records and sizes, how dirty they are, what is due and why, problems."""
-        return JSONResponse(overview.look())
+        return JSONResponse(overview.current())
 
     @app.get("/v1/views/topics/{topic}", tags=["dashboard"], response_model=Json)
     def one_topic(
@@ -177,7 +182,7 @@ def _add_views(app: FastAPI, context: AdminContext, overview: views.Overview) ->
         limit: Annotated[int, Query(alias="max", ge=1, le=MOST_RECORDS)] = 50,
     ) -> Json:
         """Return a page of records over all partitions, newest first. Of `total`, `newer` come before it."""
-        wanted = one_key(key, key_base64)
+        wanted = one_key(None if key is None else key.encode(), key_base64)
         # A key is searched for among all keys; the place of everything else is known.
         with nullcontext() if wanted is None else context.searches.turn():
             return views.records(

@@ -1,7 +1,7 @@
-"""The scene over HTTP: stories, each with its own log, and runs of real topics to watch.
+"""The scene over HTTP: stories, each with its own log, and runs of real topics.
 
-A story is compacted in this process, on its own few records; a topic by the worker, like any other compaction that is
-asked for. At most MOST_STORIES are kept: a new one ends the least recently used.
+A story is compacted in this process, on its own few records. A topic is compacted by the worker, like every requested
+compaction. At most MOST_STORIES stories are kept. A new one ends the least recently used.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from uuid import uuid4
 
 from fastapi import FastAPI, Query, Request, Response
 
-from lastword import scene
-from lastword.admin import models
+from lastword.admin import models, scene
 from lastword.admin.context import AdminContext
 from lastword.admin.jobs import Jobs
 from lastword.errors import InvalidError, UnavailableError, UnknownTopicError
@@ -48,13 +47,13 @@ class Stories:
         return {"id": story_id, "steps": story.steps, "told": 0, **story.picture()}
 
     def do(self, story_id: str, act: Callable[[scene.Story], T]) -> T:
-        """Do something with a story, one thing at a time."""
+        """Call `act` with a story. Calls for one story run one at a time."""
         with self._lock:
             found = self._stories.get(story_id)
             if found is not None:
                 self._stories.move_to_end(story_id)
         if found is None:
-            raise UnknownTopicError("there is no such story any more; begin a new one")
+            raise UnknownTopicError("there is no such story; begin a new one")
         story, lock = found
         with lock:
             return act(story)
@@ -81,7 +80,7 @@ def _add_stories(app: FastAPI, stories: Stories) -> None:
 
     @app.get("/v1/scene/stories/{story}", tags=["scene"])
     def look_at_story(story: str) -> Json:
-        """Show a story: its steps, how many are told, and the picture of its partition."""
+        """Show a story: its steps, the number of steps done, and the picture of its partition."""
         return stories.do(story, lambda each: {"steps": each.steps, "told": each.told, **each.picture()})
 
     @app.post("/v1/scene/stories/{story}/advance", tags=["scene"])
@@ -122,7 +121,7 @@ def _add_stories(app: FastAPI, stories: Stories) -> None:
 def _add_topics(app: FastAPI, context: AdminContext, jobs: Jobs) -> None:
     @app.get("/v1/topics/{topic}/scene", tags=["scene"])
     def look_at_topic(topic: str, partition: Annotated[int, Query(ge=0)] = 0) -> Json:
-        """Show a partition of at most a few hundred records, as the scene does."""
+        """Show the picture of a partition of at most a few hundred records."""
         return {"picture": scene.picture(context.log, topic, partition)}
 
     @app.post("/v1/topics/{topic}/scene/run", tags=["scene"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import socket
 import threading
 from pathlib import Path
 
@@ -13,10 +12,12 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from lastword.admin.guard import Guard
-from lastword.errors import InvalidConfigError, UnavailableError
+from lastword.broker.binding import bound
+from lastword.errors import InvalidConfigError
 
 logger = logging.getLogger(__name__)
 
+BACKLOG = 128
 START_S = 10.0
 STOP_S = 5
 THREADS = 16
@@ -33,7 +34,7 @@ class AdminServer:
                 f"in admin.token.file, or listen at 127.0.0.1."
             )
         self._token = token
-        self._socket = _listen(host, port)
+        self._socket = bound(host, port, "the admin API", backlog=BACKLOG)
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -100,18 +101,3 @@ def read_token(path: Path) -> str:
             f"`openssl rand -hex 32`"
         )
     return token
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise UnavailableError(
-            f"Can't listen for the admin API at {host}:{port}: {error.strerror or error}."
-        ) from error
-    return listener

@@ -9,16 +9,16 @@ Ids of snapshots are text here: they have more digits than a number in a browser
 from __future__ import annotations
 
 import base64
-import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lastword.clock import monotonic_s
-from lastword.compaction.holds import ReaderPosition, Uptime
+from lastword.compaction.holds import Downtimes, ReaderPosition, Uptime
+from lastword.compaction.plan import Assessment, PartitionView
 from lastword.compaction.strategy import strategy_of
 from lastword.config import is_internal
 from lastword.config.keys import TOPIC_KEYS
@@ -29,17 +29,19 @@ from lastword.maintenance.worker_state import load_status
 from lastword.operations.record_page import Offsets, RecordPage, place_of_offset, place_of_time, record_page
 from lastword.operations.records import point_of
 from lastword.operations.state_page import state_page
-from lastword.reading.readers import committed_positions, group_positions
+from lastword.reading.topic_reader import committed_positions, group_positions
 from lastword.record_json import Json, parse_time, record_data
-from lastword.segments.model import Segment, Snapshot, look_again
+from lastword.segments.model import Segment, Snapshot, retry_if_moved
 from lastword.segments.sketch import Sketches
-from lastword.wal.deleter import LocalFile
+from lastword.wal.deleter import LocalFile, LocalFiles
+
+W = TypeVar("W", bound=LocalFiles)
 
 FRESH_S = 2.0
 """The age at which the view of all topics is refreshed."""
 WAIT_S = 0.1
 """How long a request waits for a refresh, which is enough for some hundred topics. After that it is answered with the
-rows that there are; with more topics these are from the refresh before."""
+rows that are known; with more topics, some are from the previous refresh."""
 MOST_DRAWN = 240
 """With more segments in a partition, neighbours are drawn as one: a screen has no more room."""
 MOST_FOOTERS = 512
@@ -59,21 +61,21 @@ class Overview:
         self._log = log
         self._lock = threading.Lock()
         self._rows: dict[str, Json] = {}
-        self._looked_s = float("-inf")
-        self._looking: threading.Thread | None = None
+        self._refreshed_s = float("-inf")
+        self._refreshing: threading.Thread | None = None
 
     def begin(self) -> None:
         """Start a refresh, if one is due, for a request that is about to come."""
         with self._lock:
             self._start()
 
-    def look(self) -> Json:
+    def current(self) -> Json:
         """Return the rows as of a moment ago. A topic that was not looked at yet has `pending`, and no numbers."""
         with self._lock:
             self._start()
-            looking = self._looking
-        if looking is not None:
-            looking.join(WAIT_S)
+            refreshing = self._refreshing
+        if refreshing is not None:
+            refreshing.join(WAIT_S)
         rows = dict(self._rows)
         return {
             "now_ms": self._log.clock.now_ms(),
@@ -81,26 +83,26 @@ class Overview:
         }
 
     def _start(self) -> None:
-        if self._looking is None and monotonic_s() - self._looked_s > FRESH_S:
-            self._looking = threading.Thread(target=self._look, name="lastword-overview", daemon=True)
-            self._looking.start()
+        if self._refreshing is None and monotonic_s() - self._refreshed_s > FRESH_S:
+            self._refreshing = threading.Thread(target=self._refresh, name="lastword-overview", daemon=True)
+            self._refreshing.start()
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         try:
             now_ms = self._log.clock.now_ms()
             downtimes = Uptime(self._log.path).downtimes(now_ms)
             failing = _failing(self._log.path)
             names = [name for name in self._log.catalog_names() if not is_internal(name)]
             visited = self._log.visit(
-                lambda name: _row(self._log.topic(name), now_ms, downtimes, failing.get(name, [])),
+                lambda name: _overview_row(self._log.topic(name), now_ms, downtimes, failing.get(name, [])),
                 names,
             )
             unreadable = {name: self._unreadable(name, error) for name, error in visited.problems.items()}
             self._rows = {**visited.found, **unreadable}
         finally:
             with self._lock:
-                self._looking = None
-                self._looked_s = monotonic_s()
+                self._refreshing = None
+                self._refreshed_s = monotonic_s()
 
     def _names(self) -> list[str]:
         """Return the names of all topics. The broker opens all but unreadable ones; if none is open, ask the catalog."""
@@ -130,23 +132,39 @@ def _failing(data_folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def _segments(topic: Topic) -> tuple[Snapshot, list[Segment]]:
-    def attempt() -> tuple[Snapshot, list[Segment]]:
+def _overview_row(topic: Topic, now_ms: int, downtimes: Downtimes, problems: Sequence[str]) -> Json:
+    def open_files(snapshot: Snapshot) -> list[LocalFiles]:
+        return [each.open_files(snapshot) for each in topic.partitions_in(snapshot)]
+
+    assessed, wals = _look(topic, downtimes, open_files)
+    return _row(topic, assessed, wals, now_ms, problems)
+
+
+def _look(
+    topic: Topic, downtimes: Downtimes, files: Callable[[Snapshot], list[W]]
+) -> tuple[list[Assessment], list[W]]:
+    """Return the partitions of a topic as planning sees them, and their WAL files, as of one snapshot."""
+
+    def attempt() -> tuple[list[Assessment], list[W]]:
         snapshot = topic.table.snapshot()
-        return snapshot, topic.table.plan(snapshot)
+        # Before the log ends: no file begins beyond them.
+        wals = files(snapshot)
+        return topic.assess(snapshot=snapshot, downtimes=downtimes), wals
 
-    return look_again(attempt, f"Topic {topic.name!r}")
+    return retry_if_moved(attempt, f"Topic {topic.name!r}")
 
 
-def _row(topic: Topic, now_ms: int, downtimes: Sequence[tuple[int, int]], problems: list[str]) -> Json:
-    snapshot, segments = _segments(topic)
-    assessed = look_again(lambda: topic.assess(downtimes=downtimes), f"Topic {topic.name!r}")
+def _row(
+    topic: Topic,
+    assessed: Sequence[Assessment],
+    wals: Sequence[LocalFiles],
+    now_ms: int,
+    problems: Sequence[str],
+) -> Json:
     views = [each.view for each in assessed]
-    unsealed = sum(
-        max(0, view.log_end - max(view.positions.sealed_end, view.positions.log_start)) for view in views
-    )
-    runs = [at.last_run for at in snapshot.positions if at.last_run is not None]
-    waiting_ms, wal_bytes = _local(topic, snapshot, now_ms)
+    segments = [segment for view in views for segment in view.segments]
+    unsealed = sum(view.unsealed_records for view in views)
+    runs = [view.positions.last_run for view in views if view.positions.last_run is not None]
     return {
         "name": topic.name,
         "state": "ready",
@@ -156,14 +174,14 @@ def _row(topic: Topic, now_ms: int, downtimes: Sequence[tuple[int, int]], proble
         "unsealed_records": unsealed,
         "segments": len(segments),
         "sealed_bytes": sum(segment.size_bytes for segment in segments),
-        "wal_bytes": wal_bytes,
+        "wal_bytes": sum(wal.size_bytes for wal in wals),
         "dirty_ratio": max(
             (each.dirty_ratio for each in assessed if each.dirty_ratio is not None), default=None
         ),
         "due": Counter(each.plan.reason for each in assessed if each.plan is not None),
         "last_run_ms": max((run.time_ms for run in runs), default=None),
         "reclaimed_bytes": sum(run.reclaimed_bytes for run in runs),
-        "tiering_lag_ms": waiting_ms,
+        "tiering_lag_ms": max((wal.waiting_ms(now_ms) for wal in wals), default=0),
         "problems": [
             *problems,
             *(
@@ -179,30 +197,6 @@ def _policy(topic: Topic) -> str:
     return ",".join(sorted(topic.settings.cleanup_policy))
 
 
-def _local(topic: Topic, snapshot: Snapshot, now_ms: int) -> tuple[int, int]:
-    """Return how long the oldest rolled WAL file has waited to be sealed, and the bytes of all files of the writers."""
-    waiting_ms, size_bytes = 0, 0
-    for at, partition in zip(snapshot.positions, topic.all_partitions(), strict=False):
-        if not partition.is_open:
-            continue
-        files = partition.writer.files
-        ends = [each.first_offset for each in files[1:]]
-        for file, end in zip(files, ends, strict=False):
-            if end > at.sealed_end and file.rolled_ms is not None:
-                waiting_ms = max(waiting_ms, now_ms - file.rolled_ms)
-        for file in files:
-            with contextlib.suppress(FileNotFoundError):
-                size_bytes += (partition.folder / file.name).stat().st_size
-    return waiting_ms, size_bytes
-
-
-def _by_partition(segments: Iterable[Segment]) -> dict[int, list[Segment]]:
-    found: dict[int, list[Segment]] = {}
-    for segment in segments:
-        found.setdefault(segment.partition, []).append(segment)
-    return found
-
-
 # ---------------------------------------------------------------------------------------------- one topic
 
 
@@ -213,39 +207,36 @@ def layout(log: Log, name: str, *, estimates: bool = False) -> Json:
     """
     topic = log.topic(name)
     now_ms = log.clock.now_ms()
-    snapshot, segments = _segments(topic)
-    by_partition = _by_partition(segments)
-    garbage = _garbage(topic, by_partition) if estimates and len(segments) <= MOST_FOOTERS else {}
-    wals = {wal.partition: wal for wal in topic.local_wals()}
-    ends = {each.number: each.log_end(snapshot) for each in topic.all_partitions()[: len(snapshot.positions)]}
+    assessed, wals = _look(topic, Uptime(log.path).downtimes(now_ms), topic.local_wals)
+    row = _row(topic, assessed, wals, now_ms, _failing(log.path).get(name, []))
+    views = [each.view for each in assessed]
+    files = {wal.partition: wal.files for wal in wals}
+    garbage = _garbage(topic, views) if estimates and row["segments"] <= MOST_FOOTERS else {}
     groups = group_positions(log.path, topic.id.hex)
     readers = committed_positions(log.path, topic.id.hex)
-    row = _row(topic, now_ms, Uptime(log.path).downtimes(now_ms), _failing(log.path).get(name, []))
     return {
         **row,
         "now_ms": now_ms,
         "id": str(topic.id),
         "location": topic.table.location,
         "strategy": topic.settings.compaction_strategy,
-        "garbage_is_known": bool(garbage) or not segments,
+        "garbage_is_known": bool(garbage) or not row["segments"],
         "partition_list": [
             {
-                "partition": partition,
-                "log_start": at.log_start,
-                "first_dirty": at.first_dirty,
-                "sealed_end": at.sealed_end,
-                "log_end": ends.get(partition, at.sealed_end),
-                "records": sum(each.records for each in by_partition.get(partition, ())),
-                "segment_count": len(by_partition.get(partition, ())),
-                "sealed_bytes": sum(each.size_bytes for each in by_partition.get(partition, ())),
-                "segments": _drawn(by_partition.get(partition, []), at.first_dirty, garbage),
-                "wal": [_file(each, ends, partition) for each in wals[partition].files]
-                if partition in wals
-                else [],
-                "readers": _readers(partition, readers, groups),
-                "last_run": None if at.last_run is None else at.last_run._asdict(),
+                "partition": view.partition,
+                "log_start": view.positions.log_start,
+                "first_dirty": view.positions.first_dirty,
+                "sealed_end": view.positions.sealed_end,
+                "log_end": view.log_end,
+                "records": sum(each.records for each in view.segments),
+                "segment_count": len(view.segments),
+                "sealed_bytes": sum(each.size_bytes for each in view.segments),
+                "segments": _drawn(view.segments, view.positions.first_dirty, garbage),
+                "wal": [_file(each, view.log_end) for each in files.get(view.partition, ())],
+                "readers": _readers(view.partition, readers, groups),
+                "last_run": None if view.positions.last_run is None else view.positions.last_run._asdict(),
             }
-            for partition, at in enumerate(snapshot.positions)
+            for view in views
         ],
         "snapshots": _snapshots(topic, now_ms),
     }
@@ -264,7 +255,7 @@ def _drawn(segments: Sequence[Segment], first_dirty: int, garbage: dict[str, int
                 some[-1].last_offset,
                 sum(each.records for each in some),
                 sum(each.size_bytes for each in some),
-                int(some[-1].last_offset >= first_dirty),
+                int(some[-1].is_dirty(first_dirty)),
                 sum(known) if len(known) == len(some) else None,
                 len(some),
             ]
@@ -272,7 +263,7 @@ def _drawn(segments: Sequence[Segment], first_dirty: int, garbage: dict[str, int
     return drawn
 
 
-def _garbage(topic: Topic, by_partition: dict[int, list[Segment]]) -> dict[str, int]:
+def _garbage(topic: Topic, views: Sequence[PartitionView]) -> dict[str, int]:
     """Estimate how many records of each segment are superseded by records elsewhere, by path.
 
     Start at the end that wins: the distinct keys that a segment adds to those seen so far are its winners.
@@ -282,8 +273,8 @@ def _garbage(topic: Topic, by_partition: dict[int, list[Segment]]) -> dict[str, 
     sketches = Sketches(topic.table.files)
     found: dict[str, int] = {}
     try:
-        for segments in by_partition.values():
-            in_order = segments if strategy_of(topic.settings).order == "oldest" else segments[::-1]
+        for view in views:
+            in_order = view.segments if strategy_of(topic.settings).order == "oldest" else view.segments[::-1]
             keys = 0.0
             for segment, keys_now in zip(in_order, sketches.growing(in_order), strict=True):
                 keyed = segment.records - segment.null_keys
@@ -295,13 +286,10 @@ def _garbage(topic: Topic, by_partition: dict[int, list[Segment]]) -> dict[str, 
     return found
 
 
-def _file(file: LocalFile, ends: Mapping[int, int], partition: int) -> Json:
-    end = file.end_offset
-    if end is None:
-        end = ends.get(partition, file.first_offset)
+def _file(file: LocalFile, log_end: int) -> Json:
     return {
         "first_offset": file.first_offset,
-        "end_offset": end,
+        "end_offset": log_end if file.end_offset is None else file.end_offset,
         "size_bytes": file.size_bytes or 0,
         "active": file.end_offset is None,
         "rolled_ms": file.rolled_ms,

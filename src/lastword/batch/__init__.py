@@ -7,7 +7,7 @@ check.py        the checks that a batch must pass before it is acknowledged
 columns.py      Arrow columns in the form of the compiled loops
 decode.py       batches to Arrow and to records
 encode.py       records and Arrow to batches
-_compiled.py    the loops over record bytes, imported at the first use
+compiled/       the loops over record bytes, compiled by numba, imported at the first use
 partitioner.py  the partition of a key, as Kafka's Java client chooses it
 """
 
@@ -16,14 +16,13 @@ from __future__ import annotations
 from lastword.batch.check import Limits, VersionFormat, parse_version, validate
 from lastword.batch.compression import BadBatchError, Buffer, Compression
 from lastword.batch.decode import decode, decode_many, decode_records
-from lastword.batch.encode import DEFAULT_BATCH_BYTES, empty_batch, encode, encode_arrow
+from lastword.batch.encode import DEFAULT_BATCH_BYTES, empty_batch, empty_batches, encode, encode_arrow
 from lastword.batch.header import (
     HEADER_BYTES,
     BatchHeader,
     check_crc,
     corrected_max_timestamp,
     place,
-    place_over,
     read_header,
     split,
 )
@@ -43,11 +42,11 @@ __all__ = [
     "decode_many",
     "decode_records",
     "empty_batch",
+    "empty_batches",
     "encode",
     "encode_arrow",
     "parse_version",
     "place",
-    "place_over",
     "read_header",
     "split",
     "validate",
@@ -57,4 +56,5 @@ __all__ = [
 
 def warm_up() -> None:
     """Load the compiled loops. A server calls it before it listens, so that the first request does not wait for it."""
-    import lastword.batch._compiled  # noqa: F401
+    import lastword.batch.compiled.building
+    import lastword.batch.compiled.parsing  # noqa: F401

@@ -12,7 +12,7 @@ from lastword.batch.compression import BadBatchError, Buffer, check_frame
 from lastword.batch.header import HEADER_BYTES, BatchHeader, check_crc, whole_header
 from lastword.batch.walk import Walked, walk
 from lastword.errors import InvalidRecordError, InvalidTimestampError, RecordTooLargeError
-from lastword.record import NO_TIMESTAMP_MS, TimestampType
+from lastword.record import MAX_TIMESTAMP_MS, NO_TIMESTAMP_MS, TimestampType
 
 VersionFormat = Literal["long", "text"]
 
@@ -118,14 +118,12 @@ def _check_header(header: BatchHeader, limits: Limits) -> None:
 
 def _check_records(walked: Walked, limits: Limits) -> int:
     """Check the rules for each record. Return the largest timestamp."""
-    from lastword.batch import _compiled
+    from lastword.batch.compiled import parsing
 
     version_name, version_format = b"", 0
     if limits.version_header is not None:
         version_name = limits.version_header[0].encode()
-        version_format = (
-            _compiled.VERSION_LONG if limits.version_header[1] == "long" else _compiled.VERSION_TEXT
-        )
+        version_format = parsing.VERSION_LONG if limits.version_header[1] == "long" else parsing.VERSION_TEXT
     before_ms, after_ms = limits.timestamp_before_max_ms, limits.timestamp_after_max_ms
     oldest_ms = _INT64_MIN if before_ms is None else max(_INT64_MIN, limits.now_ms - before_ms)
     newest_ms = _INT64_MAX if after_ms is None else min(_INT64_MAX, limits.now_ms + after_ms)
@@ -133,7 +131,7 @@ def _check_records(walked: Walked, limits: Limits) -> int:
 
     def check(first: int) -> tuple[int, int, int]:
         """Find the first record from there on that breaks a rule."""
-        return _compiled.check(
+        return parsing.check(
             walked.data,
             walked.index,
             first,
@@ -149,14 +147,14 @@ def _check_records(walked: Walked, limits: Limits) -> int:
         )
 
     code, record, largest_ms = check(0)
-    if code != _compiled.FINE:
+    if code != parsing.FINE:
         broken: list[tuple[int, int]] = []
-        while code not in (_compiled.FINE, _compiled.BAD_OFFSET_DELTA) and len(broken) < MAX_RECORDS_NAMED:
+        while code not in (parsing.FINE, parsing.BAD_OFFSET_DELTA) and len(broken) < MAX_RECORDS_NAMED:
             broken.append((code, record))
             code, record, _ = check(record + 1)
-        if not broken or code == _compiled.BAD_OFFSET_DELTA:
+        if not broken or code == parsing.BAD_OFFSET_DELTA:
             raise BadBatchError(
-                f"record {record}: the offset delta is {walked.index[record, _compiled.OFFSET_DELTA]}; "
+                f"record {record}: the offset delta is {walked.index[record, parsing.OFFSET_DELTA]}; "
                 f"it must be {record}"
             )
         raise _broken_rules(broken, walked, limits)
@@ -165,7 +163,7 @@ def _check_records(walked: Walked, limits: Limits) -> int:
 
 def _broken_rules(broken: list[tuple[int, int]], walked: Walked, limits: Limits) -> InvalidRecordError:
     """Return the error for the records of a batch that break rules. It names each of them."""
-    from lastword.batch import _compiled
+    from lastword.batch.compiled import parsing
 
     records = tuple((record, _broken_rule(code, record, walked, limits)) for code, record in broken)
     first, text = records[0]
@@ -173,31 +171,31 @@ def _broken_rules(broken: list[tuple[int, int]], walked: Walked, limits: Limits)
     if len(records) > 1:
         message += f"; refused records of the batch: {len(records)}"
     # As in Kafka, a wrong timestamp takes precedence over other problems.
-    is_time = any(code not in (_compiled.NULL_KEY, _compiled.NO_VERSION) for code, _ in broken)
+    is_time = any(code not in (parsing.NULL_KEY, parsing.NO_VERSION) for code, _ in broken)
     return (InvalidTimestampError if is_time else InvalidRecordError)(message, records=records)
 
 
 def _broken_rule(code: int, record: int, walked: Walked, limits: Limits) -> str:
-    from lastword.batch import _compiled
+    from lastword.batch.compiled import parsing
 
-    timestamp_ms = walked.header.base_timestamp_ms + int(walked.index[record, _compiled.TIMESTAMP_DELTA])
+    timestamp_ms = walked.header.base_timestamp_ms + int(walked.index[record, parsing.TIMESTAMP_DELTA])
     match code:
-        case _compiled.BAD_TIMESTAMP:
+        case parsing.BAD_TIMESTAMP:
             return (
                 f"timestamp {timestamp_ms} can't be stored; {NO_TIMESTAMP_MS} (none) to"
-                f" {_compiled.MAX_TIMESTAMP_MS} is allowed"
+                f" {MAX_TIMESTAMP_MS} is allowed"
             )
-        case _compiled.TIMESTAMP_TOO_OLD:
+        case parsing.TIMESTAMP_TOO_OLD:
             return (
                 f"timestamp {timestamp_ms} is more than {limits.timestamp_before_max_ms} ms"
                 f" before now ({limits.now_ms}), which message.timestamp.before.max.ms does not allow"
             )
-        case _compiled.TIMESTAMP_TOO_NEW:
+        case parsing.TIMESTAMP_TOO_NEW:
             return (
                 f"timestamp {timestamp_ms} is more than {limits.timestamp_after_max_ms} ms"
                 f" after now ({limits.now_ms}), which message.timestamp.after.max.ms does not allow"
             )
-        case _compiled.NULL_KEY:
+        case parsing.NULL_KEY:
             return "the key is null; the topic requires a key"
     assert limits.version_header is not None
     name, version_format = limits.version_header

@@ -9,17 +9,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from lastword.batch._compiled import Column
+    from lastword.batch.compiled.building import Column
 
 _NO_BYTES: Final = np.frombuffer(b"", np.uint8)
 
 
 def binary_column(array: pa.Array) -> Column:
     """Return a binary or text column."""
-    from lastword.batch import _compiled
+    from lastword.batch.compiled import building
 
     validity, offsets, data = array.buffers()
-    return _compiled.Column(
+    return building.Column(
         _offsets(offsets, len(array), array.offset),
         _bytes(data),
         _bytes(validity if array.null_count else None),
@@ -29,13 +29,13 @@ def binary_column(array: pa.Array) -> Column:
 
 def header_columns(headers: pa.Array | None, rows: int) -> tuple[Column, Column, Column]:
     """Return the ranges of each row's headers, their names, their values. None means a column without headers."""
-    from lastword.batch import _compiled
+    from lastword.batch.compiled import building
 
     if headers is None:
-        nothing = _compiled.Column(_offsets(None, rows), _NO_BYTES, _NO_BYTES, 0)
+        nothing = building.Column(_offsets(None, rows), _NO_BYTES, _NO_BYTES, 0)
         return nothing, nothing, nothing
     validity, offsets = headers.buffers()[:2]
-    ranges = _compiled.Column(
+    ranges = building.Column(
         _offsets(offsets, len(headers), headers.offset),
         _NO_BYTES,
         _bytes(validity if headers.null_count else None),

@@ -15,10 +15,17 @@ from lastword.batch.compression import BadBatchError, Buffer
 from lastword.batch.header import only_header
 from lastword.batch.walk import MAX_RECORD_DATA_BYTES, Walked, walk
 from lastword.errors import InvalidRecordError
-from lastword.record import HEADERS_TYPE, NO_TIMESTAMP_MS, PAYLOAD_SCHEMA, Header, Record, TimestampType
+from lastword.record import (
+    HEADERS_TYPE,
+    MAX_TIMESTAMP_MS,
+    NO_TIMESTAMP_MS,
+    PAYLOAD_SCHEMA,
+    Header,
+    Record,
+    TimestampType,
+)
 
 _NOT_APPEND_TIME: Final = -2
-_MAX_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
 _TYPES: Final = PAYLOAD_SCHEMA.types
 _HEADER_TYPE: Final = HEADERS_TYPE.value_type
 
@@ -30,11 +37,11 @@ def decode(batch: Buffer) -> pa.RecordBatch:
 
 def decode_many(batches: Sequence[Buffer]) -> pa.RecordBatch:
     """Return the records of several batches as one: for small ones, much cheaper than joining afterwards."""
-    from lastword.batch import _compiled
+    from lastword.batch.compiled import parsing
 
     walks = [walk(batch, only_header(batch)) for batch in batches]
     rows = sum(walked.header.record_count for walked in walks)
-    totals = np.zeros(_compiled.TOTALS, np.int64)
+    totals = np.zeros(parsing.TOTALS, np.int64)
     for walked in walks:
         totals += walked.totals
     if totals.max() > MAX_RECORD_DATA_BYTES:
@@ -44,13 +51,13 @@ def decode_many(batches: Sequence[Buffer]) -> pa.RecordBatch:
 
     offsets, timestamps = np.empty(rows, np.int64), np.empty(rows, np.int64)
     timestamp_types, timestamp_validity = np.empty(rows, np.int32), _bitmap(rows)
-    keys = _Binary(rows, totals[_compiled.KEY_BYTES])
-    values = _Binary(rows, totals[_compiled.VALUE_BYTES])
+    keys = _Binary(rows, totals[parsing.KEY_BYTES])
+    values = _Binary(rows, totals[parsing.VALUE_BYTES])
     without_timestamp = row = 0
     for walked in walks:
         header = walked.header
         appended = header.timestamp_type is TimestampType.LOG_APPEND
-        outcome = _compiled.fill(
+        outcome = parsing.fill(
             walked.data,
             walked.index,
             header.record_count,
@@ -75,15 +82,15 @@ def decode_many(batches: Sequence[Buffer]) -> pa.RecordBatch:
         row += header.record_count
 
     headers = pa.nulls(rows, HEADERS_TYPE)
-    if totals[_compiled.HEADERS]:
+    if totals[parsing.HEADERS]:
         headers = _Headers(walks, rows, totals).array()
     validity = pa.py_buffer(timestamp_validity) if without_timestamp else None
     arrays = [
         pa.Array.from_buffers(_TYPES[0], rows, [None, pa.py_buffer(offsets)], 0),
         pa.Array.from_buffers(_TYPES[1], rows, [validity, pa.py_buffer(timestamps)], without_timestamp),
         pa.Array.from_buffers(_TYPES[2], rows, [None, pa.py_buffer(timestamp_types)], 0),
-        keys.array(_TYPES[3], totals[_compiled.NULL_KEYS]),
-        values.array(_TYPES[4], totals[_compiled.NULL_VALUES]),
+        keys.array(_TYPES[3], totals[parsing.NULL_KEYS]),
+        values.array(_TYPES[4], totals[parsing.NULL_VALUES]),
         headers,
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA)
@@ -91,7 +98,7 @@ def decode_many(batches: Sequence[Buffer]) -> pa.RecordBatch:
 
 def decode_records(batch: Buffer, partition: int) -> list[Record]:
     """Return the records of one batch as objects, for readers that go row by row."""
-    from lastword.batch import _compiled
+    from lastword.batch.compiled import parsing
 
     walked = walk(batch, only_header(batch))
     header, index = walked.header, walked.index
@@ -107,29 +114,29 @@ def decode_records(batch: Buffer, partition: int) -> list[Record]:
         )
     else:
         base_ms = header.base_timestamp_ms
-        timestamps_ms = [base_ms + delta for delta in index[:, _compiled.TIMESTAMP_DELTA].tolist()]
-        if count and not NO_TIMESTAMP_MS <= min(timestamps_ms) <= max(timestamps_ms) <= _MAX_TIMESTAMP_MS:
+        timestamps_ms = [base_ms + delta for delta in index[:, parsing.TIMESTAMP_DELTA].tolist()]
+        if count and not NO_TIMESTAMP_MS <= min(timestamps_ms) <= max(timestamps_ms) <= MAX_TIMESTAMP_MS:
             raise BadBatchError("the timestamp of a record can't be stored")
         none, create = TimestampType.NONE, TimestampType.CREATE
         types = [none if timestamp == NO_TIMESTAMP_MS else create for timestamp in timestamps_ms]
     headers: Iterable[tuple[Header, ...]] = repeat((), count)
-    if walked.totals[_compiled.HEADERS]:
+    if walked.totals[parsing.HEADERS]:
         headers = _Headers([walked], count, walked.totals).tuples()
     return _records(
         count,
         partition=repeat(partition, count),
-        offset=(index[:, _compiled.OFFSET_DELTA] + header.base_offset).tolist(),
+        offset=(index[:, parsing.OFFSET_DELTA] + header.base_offset).tolist(),
         timestamp_ms=timestamps_ms,
         timestamp_type=types,
-        key=_slices(data, index[:, _compiled.KEY_START], index[:, _compiled.KEY_SIZE]),
-        value=_slices(data, index[:, _compiled.VALUE_START], index[:, _compiled.VALUE_SIZE]),
+        key=_slices(data, index[:, parsing.KEY_START], index[:, parsing.KEY_SIZE]),
+        value=_slices(data, index[:, parsing.VALUE_START], index[:, parsing.VALUE_SIZE]),
         headers=headers,
     )
 
 
 def _append_time_ms(walked: Walked) -> int:
     append_time_ms = walked.header.max_timestamp_ms
-    if not NO_TIMESTAMP_MS <= append_time_ms <= _MAX_TIMESTAMP_MS:
+    if not NO_TIMESTAMP_MS <= append_time_ms <= MAX_TIMESTAMP_MS:
         raise BadBatchError(f"the append time {append_time_ms} can't be stored")
     return append_time_ms
 
@@ -176,19 +183,19 @@ class _Headers:
     """The headers of some batches, as the buffers of a list column."""
 
     def __init__(self, walks: Sequence[Walked], rows: int, totals: npt.NDArray[np.int64]) -> None:
-        from lastword.batch import _compiled
+        from lastword.batch.compiled import parsing
 
         self.rows = rows
-        self.count = int(totals[_compiled.HEADERS])
-        self.null_values = int(totals[_compiled.NULL_HEADER_VALUES])
-        self.null_lists = rows - int(totals[_compiled.RECORDS_WITH_HEADERS])
+        self.count = int(totals[parsing.HEADERS])
+        self.null_values = int(totals[parsing.NULL_HEADER_VALUES])
+        self.null_lists = rows - int(totals[parsing.RECORDS_WITH_HEADERS])
         self.offsets = np.zeros(rows + 1, np.int32)
         self.validity = _bitmap(rows)
-        self.names = _Binary(self.count, totals[_compiled.HEADER_NAME_BYTES])
-        self.values = _Binary(self.count, totals[_compiled.HEADER_VALUE_BYTES])
+        self.names = _Binary(self.count, totals[parsing.HEADER_NAME_BYTES])
+        self.values = _Binary(self.count, totals[parsing.HEADER_VALUE_BYTES])
         row = 0
         for walked in walks:
-            _compiled.fill_headers(
+            parsing.fill_headers(
                 walked.data,
                 walked.index,
                 walked.header.record_count,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -14,11 +14,17 @@ from lastword.batch.columns import binary_column, header_columns
 from lastword.batch.compression import BadBatchError, Compression, compress
 from lastword.batch.header import HEADER_BYTES, LOG_APPEND_TIME_BIT, write_header
 from lastword.errors import InvalidRecordError, InvalidTimestampError, RecordTooLargeError
-from lastword.record import HEADERS_TYPE, NO_TIMESTAMP_MS, PAYLOAD_SCHEMA, NewRecord, TimestampType
+from lastword.record import (
+    HEADERS_TYPE,
+    MAX_TIMESTAMP_MS,
+    NO_TIMESTAMP_MS,
+    PAYLOAD_SCHEMA,
+    NewRecord,
+    TimestampType,
+)
 
 DEFAULT_BATCH_BYTES: Final = 1024 * 1024
 _INT32_MAX: Final = 2**31 - 1
-_MAX_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
 _NO_PRODUCER: Final = -1
 
 
@@ -71,47 +77,34 @@ def encode_arrow(
     *,
     compression: Compression = Compression.NONE,
     leader_epoch: int = 0,
-    next_offset: int | None = None,
     batch_bytes: int = DEFAULT_BATCH_BYTES,
 ) -> list[bytes]:
     """Encode records at their own offsets, as batches of about `batch_bytes` each (before compression).
 
-    With `next_offset` the last batch spans the offsets up to it, so that a reader continues there although
-    the records in between are gone. Records with LogAppendTime share a batch only if they share the timestamp:
-    a batch has one for all of them.
+    Records with LogAppendTime share a batch only if they share the timestamp: a batch has one for all of them.
     """
     columns = _columns_of(records)
     rows = len(columns.offsets)
-    if rows == 0:
-        return []
-    last_offset = int(columns.offsets[-1])
-    if next_offset is not None and next_offset <= last_offset:
-        raise InvalidRecordError(f"next offset {next_offset} is not above the last record's, {last_offset}")
     batches = []
     first = 0
     while first < rows:
         end, size, largest = columns.measure(first, batch_bytes - HEADER_BYTES)
         if end == first:
             raise RecordTooLargeError(f"row {first} does not fit into a batch of {_INT32_MAX} bytes")
-        span_end = next_offset if end == rows else None
         batches.append(
-            columns.write(
-                first,
-                end,
-                size,
-                largest,
-                compression=compression,
-                leader_epoch=leader_epoch,
-                span_end=span_end,
-            )
+            columns.write(first, end, size, largest, compression=compression, leader_epoch=leader_epoch)
         )
-        reached = int(columns.offsets[first]) + _INT32_MAX + 1
         first = end
-    # A batch spans at most an int32 of offsets. A longer gap takes additional batches.
-    while next_offset is not None and reached < next_offset:
-        last_offset = min(next_offset - 1, reached + _INT32_MAX)
-        batches.append(empty_batch(reached, last_offset, leader_epoch))
-        reached = last_offset + 1
+    return batches
+
+
+def empty_batches(first_offset: int, end_offset: int, epoch_of: Callable[[int], int]) -> list[bytes]:
+    """Return batches without records that span a gap, however long. `epoch_of` gives the leader epoch of an offset."""
+    batches = []
+    while first_offset < end_offset:
+        last_offset = min(end_offset - 1, first_offset + _INT32_MAX)
+        batches.append(empty_batch(first_offset, last_offset, epoch_of(last_offset)))
+        first_offset = last_offset + 1
     return batches
 
 
@@ -161,9 +154,9 @@ class _Columns:
 
     def measure(self, first: int, limit_bytes: int) -> tuple[int, int, int]:
         """Return the end of the batch that begins at row `first`, its records' bytes, its largest timestamp."""
-        from lastword.batch import _compiled
+        from lastword.batch.compiled import building
 
-        return _compiled.measure(
+        return building.measure(
             self.offsets,
             self.timestamps,
             self.timestamp_types,
@@ -185,28 +178,26 @@ class _Columns:
         producer_id: int = _NO_PRODUCER,
         producer_epoch: int = _NO_PRODUCER,
         base_sequence: int = _NO_PRODUCER,
-        span_end: int | None = None,
     ) -> bytes:
-        """Return the batch of rows `first` to `end`, as measured by `measure`. It may span offsets beyond them."""
-        from lastword.batch import _compiled
+        """Return the batch of rows `first` to `end`, as measured by `measure`."""
+        from lastword.batch.compiled import building
 
         # From Arrow's pool, which keeps its pages: fresh pages would cost more than the write itself.
         room = np.frombuffer(pa.allocate_buffer(HEADER_BYTES + size), np.uint8)
-        _compiled.write(
+        building.write(
             self.offsets, self.timestamps, *self.fields, first, end, self.sizes, room, HEADER_BYTES
         )
         batch: bytearray | memoryview = room.data
         if compression is not Compression.NONE:
             batch = bytearray(HEADER_BYTES) + compress(batch[HEADER_BYTES:], compression)
         base_offset = int(self.offsets[first])
-        last_offset = int(self.offsets[end - 1]) if span_end is None else span_end - 1
         appended = self.timestamp_types[first] == TimestampType.LOG_APPEND
         write_header(
             batch,
             base_offset=base_offset,
             leader_epoch=leader_epoch,
             attributes=compression | (LOG_APPEND_TIME_BIT if appended else 0),
-            last_offset_delta=min(last_offset - base_offset, _INT32_MAX),
+            last_offset_delta=int(self.offsets[end - 1]) - base_offset,
             base_timestamp_ms=int(self.timestamps[first]),
             max_timestamp_ms=largest,
             producer_id=producer_id,
@@ -253,10 +244,10 @@ def _numbers(array: pa.Array, dtype: type[Any]) -> npt.NDArray[Any]:
 def _timestamps_ms(records: Sequence[NewRecord], now_ms: int) -> npt.NDArray[np.int64]:
     timestamps = [now_ms if record.timestamp_ms is None else record.timestamp_ms for record in records]
     for outlier in (min(timestamps), max(timestamps)):
-        if not NO_TIMESTAMP_MS <= outlier <= _MAX_TIMESTAMP_MS:
+        if not NO_TIMESTAMP_MS <= outlier <= MAX_TIMESTAMP_MS:
             raise InvalidTimestampError(
                 f"record {timestamps.index(outlier)}: timestamp {outlier} can't be stored; {NO_TIMESTAMP_MS}"
-                f" (none) to {_MAX_TIMESTAMP_MS} is allowed"
+                f" (none) to {MAX_TIMESTAMP_MS} is allowed"
             )
     return np.array(timestamps, np.int64)
 

@@ -171,41 +171,19 @@ def only_header(batch: Buffer) -> BatchHeader:
 
 
 def place(
-    batch: Buffer,
-    *,
-    base_offset: int,
-    leader_epoch: int,
-    append_time_ms: int | None,
-    max_timestamp_ms: int | None = None,
-) -> bytearray:
-    """Return a copy of a validated batch with its base offset and leader epoch.
-
-    The CRC does not cover these two. With `append_time_ms` the batch becomes one of LogAppendTime: the bit and the max
-    timestamp say so, and readers ignore the records' own timestamps. `max_timestamp_ms` writes the correct max
-    timestamp into a batch whose producer left it out.
-    """
-    placed = bytearray(batch)
-    if len(placed) < HEADER_BYTES:
-        raise BadBatchError(f"{len(placed)} bytes: a batch has at least {HEADER_BYTES}")
-    place_over(
-        placed,
-        base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        append_time_ms=append_time_ms,
-        max_timestamp_ms=max_timestamp_ms,
-    )
-    return placed
-
-
-def place_over(
     placed: bytearray | memoryview,
     *,
     base_offset: int,
     leader_epoch: int,
     append_time_ms: int | None,
-    max_timestamp_ms: int | None = None,
+    max_timestamp_ms: int | None,
 ) -> None:
-    """Modify a batch in place, as `place` does its copy."""
+    """Write the base offset and leader epoch into a validated batch.
+
+    The CRC does not cover these two. With `append_time_ms` the batch becomes one of LogAppendTime: the bit and the max
+    timestamp say so, and readers ignore the records' own timestamps. `max_timestamp_ms` writes the correct max
+    timestamp into a batch whose producer left it out.
+    """
     _BASE_OFFSET.pack_into(placed, 0, base_offset)
     _LEADER_EPOCH.pack_into(placed, _LEADER_EPOCH_AT, leader_epoch)
     if append_time_ms is not None:

@@ -14,7 +14,8 @@ _SEED: Final = 0x9747B28C
 _MULTIPLIER: Final = 0x5BD1E995
 _UINT32: Final = 0xFFFFFFFF
 _POSITIVE: Final = 0x7FFFFFFF
-_DEFAULT_RUN: Final = 512
+RUN: Final = 512
+"""The number of records in a row without a key that go to one partition."""
 
 
 def murmur2(key: bytes) -> int:
@@ -39,17 +40,15 @@ def partition_of(key: bytes, partition_count: int) -> int:
 class RoundRobin:
     """Partitions for records without a key: several records in a row to one partition, then to the next.
 
-    Runs keep batches large, as Kafka's sticky partitioner does. A run of 1 is round robin. Each producer uses one
-    instance. `first` is the partition where it begins, so that several producers need not begin at the same one.
+    Runs keep batches large, as Kafka's sticky partitioner does. Each producer uses one instance.
     """
 
-    def __init__(self, *, first: int = 0, run: int = _DEFAULT_RUN) -> None:
-        self._taken = first * run
-        self._run = run
+    def __init__(self) -> None:
+        self._taken = 0
 
     def next(self, partition_count: int) -> int:
         """Return the partition of the next record."""
-        partition = self._taken // self._run % partition_count
+        partition = self._taken // RUN % partition_count
         self._taken += 1
         return partition
 
@@ -57,15 +56,15 @@ class RoundRobin:
         """Return the partitions of the next records."""
         places = np.arange(self._taken, self._taken + record_count, dtype=np.int64)
         self._taken += record_count
-        return (places // self._run % partition_count).astype(np.int32)
+        return (places // RUN % partition_count).astype(np.int32)
 
 
 def partitions_of(keys: pa.Array, partition_count: int, turns: RoundRobin) -> npt.NDArray[np.int32]:
     """Return the partition of each key of an Arrow binary column. Null keys take turns."""
-    from lastword.batch import _compiled
+    from lastword.batch.compiled import building
 
     hashes = np.zeros(len(keys), np.uint32)
-    _compiled.murmur2_all(binary_column(keys), hashes)
+    building.murmur2_all(binary_column(keys), hashes)
     partitions = ((hashes & np.uint32(_POSITIVE)) % np.uint32(partition_count)).astype(np.int32)
     if keys.null_count:
         without_key = keys.is_null().to_numpy(zero_copy_only=False)

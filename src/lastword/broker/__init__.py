@@ -1,7 +1,9 @@
 """The Kafka endpoint: ordinary Kafka clients produce to a log and consume from it.
 
 server.py           listens for clients and wires up the handlers
+binding.py          binds sockets, for the admin API too
 connection.py       one client connection: reads frames, writes answers in order
+memory.py           the memory that requests may take
 wire.py             frames, request headers, the table of APIs and versions, decoding and encoding of messages
 nulls.py            refuses nulls in fields that are not nullable
 errors.py           Kafka's error codes for Lastword's errors

@@ -1,7 +1,7 @@
 """Appends produced batches to the WAL.
 
-A few threads, the *lanes*, do this. Each partition belongs to one lane, so its batches stay in order. A lane repeats:
-1. take the batches that have arrived meanwhile, from any connection;
+A few threads do this. Each partition belongs to one of them, so its batches stay in order. A thread repeats:
+1. take the batches that have arrived, from any connection;
 2. check each batch and write it to its partition's WAL;
 3. sync each WAL that was written to, once (`wal.sync=group`);
 4. hand all results to the event loop in one call.
@@ -29,7 +29,7 @@ from lastword.wal.writer import PartitionWriter, Produced
 
 logger = logging.getLogger(__name__)
 
-LANES: Final = 2
+THREADS: Final = 2
 GROUP_BYTES: Final = 8 << 20
 """A group larger than this is written before more batches are taken, so that its answers don't wait too long."""
 
@@ -53,22 +53,22 @@ class Append:
 
 
 class Appends:
-    """The lanes."""
+    """The threads that append."""
 
     def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
-        self._lanes = [_Lane(clock, loop, number) for number in range(LANES)]
+        self._threads = [_AppendThread(clock, loop, number) for number in range(THREADS)]
 
     def put(self, append: Append) -> None:
         """Queue a batch. Its `done` is called when it can be answered."""
-        self._lanes[(id(append.topic) // 64 + append.partition) % LANES].put(append)
+        self._threads[(append.topic.id.int + append.partition) % THREADS].put(append)
 
     def close(self) -> None:
-        """Process every queued batch, then stop the lanes."""
-        for lane in self._lanes:
-            lane.close()
+        """Process every queued batch, then stop the threads."""
+        for thread in self._threads:
+            thread.close()
 
 
-class _Lane:
+class _AppendThread:
     def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop, number: int) -> None:
         self._clock = clock
         self._loop = loop
@@ -125,7 +125,7 @@ class _Lane:
             except LastwordError as error:
                 _fail(append, error)
             except Exception as error:
-                # One faulty batch must not stop the lane.
+                # One faulty batch must not stop the thread.
                 logger.exception("a batch for %s-%d failed", append.topic.name, append.partition)
                 _fail(append, error)
             else:

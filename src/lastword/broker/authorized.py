@@ -1,7 +1,7 @@
 """The operations that a client is authorized for on a cluster, a topic and a group.
 
 There is no access control, so every client may perform every operation that exists for the resource type. This is
-Kafka's answer without an authorizer. The numbers are those of Kafka's AclOperation. Only clients that ask get them.
+Kafka's answer without an authorizer. The numbers are those of Kafka's AclOperation. Only clients that request them get them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ON_GROUP: Final = frozenset(
 
 
 def if_asked(operations: frozenset[AclOperation], asked: object) -> frozenset[AclOperation] | None:
-    """Return the operations for an answer, or None, sent as Kafka's -2147483648, if they were not asked for."""
+    """Return the operations for an answer, or None, sent as Kafka's -2147483648, if they were not requested."""
     return operations if asked else None
 
 

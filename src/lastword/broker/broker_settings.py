@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lastword.config import BrokerConfig
 from lastword.config.keys import BROKER_KEYS
@@ -111,7 +111,7 @@ def as_listeners(address: str) -> str:
 def _checked(
     name: str, value: str | None, *, is_sent_back: bool, config: BrokerConfig
 ) -> tuple[str, str | None]:
-    """Return the setting that is meant and the text of its value, or None as its value if it is reset."""
+    """Return the setting and the text of its value, or None as the value if it is reset."""
     key = ADVERTISED if name == ADVERTISED_LISTENERS else name
     setting = BROKER_KEYS.get(key)
     if setting is None:
@@ -168,7 +168,7 @@ def _load(path: Path, config: BrokerConfig) -> Changed:
         return nothing
 
 
-def _changed_from(saved: dict[str, Any]) -> Changed:
+def _changed_from(saved: Mapping[str, Mapping[str, object]]) -> Changed:
     return {level: {str(k): str(v) for k, v in saved[level.name].items()} for level in Level}
 
 

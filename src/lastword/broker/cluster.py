@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from kafka.protocol.admin import (
@@ -20,7 +20,7 @@ from lastword.broker.broker_settings import LISTENER
 from lastword.broker.errors import ErrorCode
 from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
-from lastword.broker.wire import Handler, Peer, Request
+from lastword.broker.wire import Answer, Handler, Message, Peer, Request
 from lastword.config import is_internal
 from lastword.errors import ClosedError, UnknownTopicError
 from lastword.log.topic import Topic
@@ -54,7 +54,7 @@ class ClusterHandlers:
             }
         )
 
-    async def _describe_cluster(self, request: Request, peer: Peer) -> Any:
+    async def _describe_cluster(self, request: Request, peer: Peer) -> Answer:
         node = self._node
         kind = request.message.endpoint_type if request.api_version >= 1 else _BROKERS
         if kind != _BROKERS:
@@ -75,7 +75,7 @@ class ClusterHandlers:
             authorized_operations=if_asked(ON_CLUSTER, request.message.include_cluster_authorized_operations),
         )
 
-    async def _describe_acls(self, _request: Request, _peer: Peer) -> Any:
+    async def _describe_acls(self, _request: Request, _peer: Peer) -> Answer:
         return DescribeAclsResponse(
             throttle_time_ms=0,
             error_code=int(ErrorCode.SECURITY_DISABLED),
@@ -85,7 +85,7 @@ class ClusterHandlers:
 
     # -------------------------------------------------------------------------------------------- quorum
 
-    async def _describe_quorum(self, request: Request, peer: Peer) -> Any:
+    async def _describe_quorum(self, request: Request, peer: Peer) -> Answer:
         """Describe a quorum of one. The catalog holds the data of Kafka's metadata log, so that log is empty here."""
         topics = [
             DescribeQuorumResponse.TopicData(
@@ -102,7 +102,7 @@ class ClusterHandlers:
             nodes=[self._quorum_node(peer)] if is_described else [],
         )
 
-    def _quorum_of(self, topic: str, wanted: Any) -> Any:
+    def _quorum_of(self, topic: str, wanted: Message) -> Message:
         partition_class = DescribeQuorumResponse.TopicData.PartitionData
         if (topic, wanted.partition_index) != _METADATA_LOG:
             return partition_class(
@@ -135,7 +135,7 @@ class ClusterHandlers:
             observers=[],
         )
 
-    def _quorum_node(self, peer: Peer) -> Any:
+    def _quorum_node(self, peer: Peer) -> Message:
         node_class = DescribeQuorumResponse.Node
         host, port = self._node.place_for(peer)
         return node_class(
@@ -145,7 +145,7 @@ class ClusterHandlers:
 
     # ------------------------------------------------------------------------------------------- folders
 
-    async def _describe_log_dirs(self, request: Request, _peer: Peer) -> Any:
+    async def _describe_log_dirs(self, request: Request, _peer: Peer) -> Answer:
         """Describe the WAL folder, with the size of each partition in it."""
         wanted = request.message.topics
         names = self._node.topic_names(include_internal=True)
@@ -188,7 +188,7 @@ class ClusterHandlers:
 
     # ---------------------------------------------------------------------------------------- partitions
 
-    async def _describe_topic_partitions(self, request: Request, _peer: Peer) -> Any:
+    async def _describe_topic_partitions(self, request: Request, _peer: Peer) -> Answer:
         """Describe topics in the order of their names, page by page."""
         message = request.message
         names = sorted({each.name for each in message.topics}) or self._node.topic_names(
@@ -200,7 +200,7 @@ class ClusterHandlers:
             if names and names[0] == message.cursor.topic_name:
                 first = max(message.cursor.partition_index, 0)
         left = min(max(message.response_partition_limit, 1), MAX_PARTITIONS_A_PAGE)
-        topics: list[Any] = []
+        topics: list[Message] = []
         cursor = None
         for name in names:
             if left == 0:
@@ -215,7 +215,7 @@ class ClusterHandlers:
             first = 0
         return DescribeTopicPartitionsResponse(throttle_time_ms=0, topics=topics, next_cursor=cursor)
 
-    def _page(self, name: str, first: int, limit: int) -> tuple[Any, int, int]:
+    def _page(self, name: str, first: int, limit: int) -> tuple[Message, int, int]:
         """Return a topic with some of its partitions, the partition after them, and the number of all partitions."""
         topic_class = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
         partition_class = topic_class.DescribeTopicPartitionsResponsePartition
@@ -248,7 +248,7 @@ class ClusterHandlers:
         return described, max(end, first), topic.partitions
 
 
-def _no_such_endpoints(kind: int) -> Any:
+def _no_such_endpoints(kind: int) -> Message:
     """Refuse any endpoint type but brokers. A client that asks a broker for controllers has the wrong address."""
     is_other = kind == _CONTROLLERS
     return DescribeClusterResponse(

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from kafka.protocol.admin import (
     AlterConfigsResponse,
@@ -35,7 +35,7 @@ from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.kafka_settings import KAFKA_SETTINGS, KafkaSetting, own_settings
 from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
-from lastword.broker.wire import Handler, Peer, Request
+from lastword.broker.wire import Answer, Handler, Message, Peer, Request
 from lastword.config import (
     BrokerConfig,
     EffectiveSetting,
@@ -69,6 +69,7 @@ class Source(IntEnum):
     """The source of a setting, by Kafka's numbers."""
 
     TOPIC = 1
+    # These two are made of broker_settings.Level.
     DYNAMIC_BROKER = 2
     DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
@@ -167,7 +168,7 @@ class ConfigHandlers:
 
     # ---------------------------------------------------------------------------------------------- list
 
-    async def _list_resources(self, request: Request, _peer: Peer) -> Any:
+    async def _list_resources(self, request: Request, _peer: Peer) -> Answer:
         """List the resources whose settings can be requested. In version 0 those are only client metrics."""
         wanted = set(request.message.resource_types) if request.api_version >= 1 else {_CLIENT_METRICS}
         is_known = wanted <= set(_RESOURCE_TYPES)
@@ -189,7 +190,7 @@ class ConfigHandlers:
 
     # ------------------------------------------------------------------------------------------ describe
 
-    async def _describe_configs(self, request: Request, _peer: Peer) -> Any:
+    async def _describe_configs(self, request: Request, _peer: Peer) -> Answer:
         message = request.message
         result_class = DescribeConfigsResponse.DescribeConfigsResult
         with_documentation = request.api_version >= 3 and bool(message.include_documentation)
@@ -216,7 +217,7 @@ class ConfigHandlers:
             )
         return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
-    def _settings_of(self, resource: Any) -> list[DescribedSetting]:
+    def _settings_of(self, resource: Message) -> list[DescribedSetting]:
         config = self._node.config
         if resource.resource_type == _TOPIC:
             topic = self._topic(resource.resource_name)
@@ -238,10 +239,10 @@ class ConfigHandlers:
 
     # --------------------------------------------------------------------------------------------- alter
 
-    async def _alter_configs(self, request: Request, _peer: Peer) -> Any:
+    async def _alter_configs(self, request: Request, _peer: Peer) -> Answer:
         """Replace settings, Kafka's old way: those that are given are set, all others are reset."""
 
-        def changed(_topic: Topic, configs: Any) -> dict[str, object]:
+        def changed(_topic: Topic, configs: Sequence[Message]) -> dict[str, object]:
             # A client that reads all settings, changes some and sends all back sends Kafka's, too.
             return {each.name: each.value for each in configs}
 
@@ -251,7 +252,7 @@ class ConfigHandlers:
             responses=[AlterConfigsResponse.AlterConfigsResourceResponse(**each) for each in results],
         )
 
-    async def _incremental_alter_configs(self, request: Request, _peer: Peer) -> Any:
+    async def _incremental_alter_configs(self, request: Request, _peer: Peer) -> Answer:
         results = await self._alter(request.message, self._incrementally_changed, replaces=False)
         response_class = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
         return IncrementalAlterConfigsResponse(
@@ -259,7 +260,11 @@ class ConfigHandlers:
         )
 
     async def _alter(
-        self, message: Any, changed: Callable[[Topic, Any], dict[str, object]], *, replaces: bool
+        self,
+        message: Message,
+        changed: Callable[[Topic, Sequence[Message]], dict[str, object]],
+        *,
+        replaces: bool,
     ) -> list[dict[str, object]]:
         results: list[dict[str, object]] = []
         counts = Counter((each.resource_type, each.resource_name) for each in message.resources)
@@ -288,7 +293,7 @@ class ConfigHandlers:
             )
         return results
 
-    def _to_alter(self, resource: Any) -> Topic:
+    def _to_alter(self, resource: Message) -> Topic:
         if resource.resource_type == _TOPIC:
             check_not_internal(resource.resource_name, "altered")
             return self._topic(resource.resource_name)
@@ -301,7 +306,7 @@ class ConfigHandlers:
             )
         raise _no_such_resource(resource.resource_type)
 
-    async def _alter_broker(self, resource: Any, *, replaces: bool, is_trial: bool) -> None:
+    async def _alter_broker(self, resource: Message, *, replaces: bool, is_trial: bool) -> None:
         level = self._level(resource.resource_name)
         counts = Counter(each.name for each in resource.configs)
         given: dict[str, str | None] = {}
@@ -314,7 +319,7 @@ class ConfigHandlers:
         # So that the new settings are shown everywhere.
         self._node.log.config = settings.config
 
-    def _incrementally_changed(self, topic: Topic, configs: Any) -> dict[str, object]:
+    def _incrementally_changed(self, topic: Topic, configs: Sequence[Message]) -> dict[str, object]:
         own: dict[str, object] = dict(topic.config)
         counts = Counter(each.name for each in configs)
         for each in configs:
@@ -337,7 +342,7 @@ class ConfigHandlers:
                 )
         return own
 
-    def _changed_list(self, topic: Topic, change: Any) -> str:
+    def _changed_list(self, topic: Topic, change: Message) -> str:
         where = f"topic {topic.name!r}"
         if change.name in KAFKA_SETTINGS:
             return str(change.value or "")
@@ -375,7 +380,7 @@ class ConfigHandlers:
         return Level.THIS_BROKER if name else Level.ALL_BROKERS
 
 
-def _incremental_value(change: Any) -> str | None:
+def _incremental_value(change: Message) -> str | None:
     if change.config_operation == Operation.DELETE:
         return None
     if change.config_operation == Operation.SET:
@@ -441,7 +446,7 @@ def _source(effective: EffectiveSetting) -> Source:
     return Source.DEFAULT if effective.source == "default" else Source.STATIC_BROKER
 
 
-def _config(setting: DescribedSetting, with_synonyms: bool, with_documentation: bool) -> Any:
+def _config(setting: DescribedSetting, with_synonyms: bool, with_documentation: bool) -> Message:
     config_class = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
     known = TOPIC_KEYS.get(setting.name) or BROKER_KEYS.get(setting.name) or KAFKA_SETTINGS.get(setting.name)
     synonyms = setting.synonyms if with_synonyms else ()

@@ -22,17 +22,21 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+from prometheus_client import Counter, Histogram
 
 from lastword import metrics
+from lastword.broker.memory import Memory
 from lastword.broker.node import Node
 from lastword.broker.wire import (
     APIS,
     CLOSE,
     PRODUCE,
     Answer,
+    Cancel,
+    FastHandler,
     Handler,
     MalformedError,
     Peer,
@@ -43,11 +47,6 @@ from lastword.broker.wire import (
 )
 
 logger = logging.getLogger(__name__)
-
-Done = Callable[[Answer], None]
-Cancel = Callable[[], None]
-FastHandler = Callable[[Request, Peer, Done], Cancel | None]
-"""A handler without its own task. It calls `done` on the loop, now or later. `Cancel` is for a client that is gone."""
 
 SCRATCH_BYTES: Final = 256 << 10
 MAX_UNSENT_BYTES: Final = 1 << 20
@@ -68,64 +67,12 @@ MAX_DROPPED_BYTES: Final = 64 << 20
 
 MAX_PIECES: Final = 512
 
+SocketAddress = tuple[str | int, ...]
+"""An address as the socket module has it: its first part is the host."""
+
 _LENGTH: Final = struct.Struct(">i")
 _API_KEY: Final = struct.Struct(">h")
 _MIN_REQUEST_BYTES: Final = 10
-
-
-class Memory:
-    """Bounds the bytes of requests that are in memory. A request that does not fit waits its turn.
-
-    Small requests, which arrive whole along with others, are counted (`take`) but don't wait. Some stay for long, such
-    as a fetch that waits for records. So that they can't make a large request wait forever, a reservation is always
-    granted if there is no other. While memory is full, a connection with requests in progress is not read, so small
-    requests exceed the limit by at most one read per connection.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self._reserved_bytes = 0
-        self._waiting: dict[Connection, int] = {}
-
-    @property
-    def is_full(self) -> bool:
-        return self.used_bytes > self.limit_bytes
-
-    def reserve(self, size_bytes: int, connection: Connection) -> bool:
-        """Reserve memory and return True, or return False and call `connection.granted()` once it is reserved."""
-        if self._waiting or not self._is_free(size_bytes):
-            self._waiting[connection] = size_bytes
-            return False
-        self._reserve(size_bytes)
-        return True
-
-    def take(self, size_bytes: int) -> None:
-        """Count bytes that are already in memory."""
-        self.used_bytes += size_bytes
-
-    def release(self, size_bytes: int, *, reserved_bytes: int) -> None:
-        """Release memory, of which `reserved_bytes` had been reserved."""
-        self.used_bytes -= size_bytes
-        self._reserved_bytes -= reserved_bytes
-        while self._waiting:
-            connection, wanted = next(iter(self._waiting.items()))
-            if not self._is_free(wanted):
-                return
-            del self._waiting[connection]
-            self._reserve(wanted)
-            connection.granted()
-
-    def forget(self, connection: Connection) -> None:
-        """Remove a connection that waits. Release its memory after this, not before."""
-        self._waiting.pop(connection, None)
-
-    def _is_free(self, size_bytes: int) -> bool:
-        return not self._reserved_bytes or self.used_bytes + size_bytes <= self.limit_bytes
-
-    def _reserve(self, size_bytes: int) -> None:
-        self.used_bytes += size_bytes
-        self._reserved_bytes += size_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -140,11 +87,11 @@ class Context:
     closed: Callable[[Connection], None]
     node: Node
     raw: frozenset[int] = frozenset()
-    metrics: Mapping[int, tuple[Any, Any]] = field(default_factory=lambda: _metrics())
+    metrics: Mapping[int, tuple[Counter, Histogram]] = field(default_factory=lambda: _metrics())
     scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(SCRATCH_BYTES)))
 
 
-def _metrics() -> dict[int, tuple[Any, Any]]:
+def _metrics() -> dict[int, tuple[Counter, Histogram]]:
     """Return the counter and the histogram of each API, so that labels are looked up only once."""
     return {
         key: (metrics.KAFKA_REQUESTS.labels(api.name), metrics.KAFKA_REQUEST_DURATION.labels(api.name))
@@ -517,11 +464,10 @@ def _cancel(task: asyncio.Task[None]) -> None:
         task.cancel()
 
 
-def peer_of(address: Any, number: int, reached: Any = None) -> Peer:
+def peer_of(address: SocketAddress, reached: SocketAddress) -> Peer:
     """Return the peer of a socket, from the addresses of both ends."""
     return Peer(
         client_host=str(address[0]) if address else "",
-        connection_id=number,
         # An IPv4 address on a dual-stack socket.
         reached_at=str(reached[0]).removeprefix("::ffff:") if reached else "",
     )

@@ -24,6 +24,7 @@ from lastword.errors import (
     UnknownTopicError,
     WriteFailedError,
 )
+from lastword.log.lifecycle import UndecidedError
 
 
 class ErrorCode(IntEnum):
@@ -41,7 +42,6 @@ class ErrorCode(IntEnum):
     OFFSET_METADATA_TOO_LARGE = 12
     COORDINATOR_LOAD_IN_PROGRESS = 14
     COORDINATOR_NOT_AVAILABLE = 15
-    NOT_COORDINATOR = 16
     INVALID_TOPIC_EXCEPTION = 17
     INVALID_REQUIRED_ACKS = 21
     ILLEGAL_GENERATION = 22
@@ -50,7 +50,6 @@ class ErrorCode(IntEnum):
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
-    TOPIC_AUTHORIZATION_FAILED = 29
     INVALID_TIMESTAMP = 32
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
@@ -59,7 +58,6 @@ class ErrorCode(IntEnum):
     INVALID_REPLICA_ASSIGNMENT = 39
     INVALID_CONFIG = 40
     INVALID_REQUEST = 42
-    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
     POLICY_VIOLATION = 44
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     INVALID_PRODUCER_EPOCH = 47
@@ -104,6 +102,8 @@ _CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (WriteFailedError, ErrorCode.KAFKA_STORAGE_ERROR),
     # Another data folder owns the topic: clients look for its broker.
     (NotOwnerError, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    # It may have happened, or not. After a storage error it has not.
+    (UndecidedError, ErrorCode.REQUEST_TIMED_OUT),
     (UnavailableError, ErrorCode.KAFKA_STORAGE_ERROR),
     (ClosedError, ErrorCode.LEADER_NOT_AVAILABLE),
     # The system refused something, such as another open file: clients retry.

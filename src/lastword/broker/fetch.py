@@ -14,17 +14,27 @@ from __future__ import annotations
 import asyncio
 import struct
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from lastword import metrics
-from lastword.broker.connection import Cancel, Done, FastHandler
 from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.node import Node
 from lastword.broker.partitions import FRESH_S, STALE_S, PartitionView, TopicView, Views
 from lastword.broker.sealed import SealedData
 from lastword.broker.tail import TailBytes, WouldBlockError
-from lastword.broker.wire import FETCH, Peer, Piece, Request, count_bytes, text_bytes
+from lastword.broker.wire import (
+    FETCH,
+    Cancel,
+    Done,
+    FastHandler,
+    Message,
+    Peer,
+    Piece,
+    Request,
+    count_bytes,
+    text_bytes,
+)
 from lastword.errors import LastwordError, UnknownPartitionError, UnknownTopicError
 from lastword.log.topic import Topic
 from lastword.wal.reader import OffsetGoneError
@@ -72,7 +82,7 @@ class FetchHandler:
         self.node = node
         self.views = views
         self.sealed = sealed
-        self.waiting: set[_Fetch] = set()
+        self.waiting: dict[_Fetch, None] = {}
         self.is_stopping = False
 
     def fast_handlers(self) -> dict[int, FastHandler]:
@@ -99,6 +109,8 @@ class _Fetch:
         self._done = done
         self._is_done = False
         self._is_waiting = False
+        self._was_woken = False
+        """More records became visible during a read that may lack them."""
         self._timer: asyncio.TimerHandle | None = None
         message = request.message
         self._max_bytes = min(message.max_bytes, handler.node.config.fetch_max_bytes)
@@ -106,20 +118,20 @@ class _Fetch:
         self._max_wait_s = max(message.max_wait_ms, 0) / 1000
         self._may_wait = self._max_wait_s > 0
         self._pending = 0
-        self._looked = self._looked_twice = False
+        self._refreshed = self._refreshed_twice = False
         self._sure_of: set[TopicView] = set()
         """Topics whose snapshot was loaded since this attempt began."""
         # The result of a read on a thread, or its error, and the end of the visible records at that time.
         self._loaded: dict[tuple[PartitionView, int], tuple[int, TailBytes | Exception]] = {}
-        self._topics: list[tuple[Any, Topic | None, list[_Part]]] = [
+        self._topics: list[tuple[UUID | str | None, Topic | None, list[_Part]]] = [
             self._resolve(each) for each in message.topics or ()
         ]
 
-    def _resolve(self, wanted: Any) -> tuple[Any, Topic | None, list[_Part]]:
+    def _resolve(self, wanted: Message) -> tuple[UUID | str | None, Topic | None, list[_Part]]:
         node = self._handler.node
         by_id = self._version >= IDS_FROM
         # The codec reads an id of zeros as None.
-        name: Any = (wanted.topic_id or NO_ID) if by_id else wanted.topic
+        name: UUID | str | None = (wanted.topic_id or NO_ID) if by_id else wanted.topic
         parts = [
             _Part(
                 each.partition,
@@ -130,7 +142,7 @@ class _Fetch:
             for each in wanted.partitions or ()
         ]
         try:
-            topic = node.topic_by_id(name) if by_id else node.topic(name or "")
+            topic = node.topic_by_id(name) if isinstance(name, UUID) else node.topic(name or "")
         except UnknownTopicError:
             code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             for part in parts:
@@ -164,7 +176,10 @@ class _Fetch:
 
     def wake(self) -> None:
         """Try again: data that this request waits for may have arrived."""
-        if self._is_done or self._pending:
+        if self._is_done:
+            return
+        if self._pending:
+            self._was_woken = True
             return
         if self._is_waiting and self._min_bytes > 1:
             available = 0
@@ -225,10 +240,13 @@ class _Fetch:
         for _, _, parts in self._topics:
             for part in parts:
                 part.pieces = []
+        if self._was_woken and not self._pending:
+            self._was_woken = False
+            asyncio.get_running_loop().call_soon(self.wake)
 
     def _begin_to_wait(self) -> None:
         self._is_waiting = True
-        self._handler.waiting.add(self)
+        self._handler.waiting[self] = None
         if self._may_wait:
             self._timer = asyncio.get_running_loop().call_later(self._max_wait_s, self.time_is_over)
         for view in self._each_view():
@@ -251,7 +269,7 @@ class _Fetch:
     def _end(self) -> None:
         self._is_done = True
         if self._is_waiting:
-            self._handler.waiting.discard(self)
+            self._handler.waiting.pop(self, None)
             for view in self._each_view():
                 view.stop_waiting(self.wake)
         if self._timer is not None:
@@ -263,15 +281,15 @@ class _Fetch:
         offset = part.offset
         shown = view.writer.shown
         if view.positions is None:
-            self._later(view.topic.look())
+            self._later(view.topic.refresh())
             return
         if view.may_change(offset) and view.topic not in self._sure_of:
             # A commit is in progress: from now on it may remove the data that the known snapshot has.
             self._sure_of.add(view.topic)
-            self._later(asyncio.ensure_future(view.topic.look_afresh()))
+            self._later(asyncio.ensure_future(view.topic.refresh_again()))
             return
         if view.topic.age_s > STALE_S:
-            view.topic.look()
+            view.topic.refresh()
         positions = view.positions
         if not positions.log_start <= offset <= max(shown.offset, positions.log_start):
             part.fail(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -319,20 +337,20 @@ class _Fetch:
             self._loaded[view, offset] = seen, error
 
     def _read_sealed(self, part: _Part, view: PartitionView, max_bytes: int, at_least_one: bool) -> None:
-        if view.topic.age_s > FRESH_S and not self._looked:
-            self._looked = True
-            self._later(view.topic.look())
+        if view.topic.age_s > FRESH_S and not self._refreshed:
+            self._refreshed = True
+            self._later(view.topic.refresh())
             return
         positions = view.positions
         assert positions is not None
         sealed, topic = self._handler.sealed, view.topic.topic
         if part.offset >= positions.sealed_end:
             # Neither sealed nor in the WAL, according to a snapshot that may be a second old.
-            if self._looked_twice:
+            if self._refreshed_twice:
                 part.fail(ErrorCode.CORRUPT_MESSAGE)
             else:
-                self._looked_twice = True
-                self._later(view.topic.look())
+                self._refreshed_twice = True
+                self._later(view.topic.refresh())
             return
         chunk = sealed.find(topic, part.index, part.offset)
         if chunk is None:
@@ -397,7 +415,7 @@ class _Fetch:
         head = bytearray(_TOP.pack(0, 0, 0) if version >= 7 else _INT32.pack(0))
         head += count_bytes(len(self._topics), flexible=flexible)
         for name, _, parts in self._topics:
-            head += name.bytes if version >= IDS_FROM else text_bytes(name, flexible=flexible)
+            head += name.bytes if isinstance(name, UUID) else text_bytes(name, flexible=flexible)
             head += count_bytes(len(parts), flexible=flexible)
             for part in parts:
                 head += self._partition_head(part, flexible)

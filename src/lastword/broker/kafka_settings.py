@@ -1,20 +1,20 @@
 """Kafka's topic settings that have no effect here.
 
-Tools set them routinely, so they are checked and accepted, but not used. The value that is shown is the one that
-applies, whatever was given. A value that promises something that is not done here is refused, with the reason.
+Tools set them routinely, so they are checked and accepted, but not used. Clients see the value that
+applies, not the given one. A value that promises a missing feature is refused, with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from lastword.config import BrokerConfig
 from lastword.config.values import INT_MAX, LONG_MAX, Choice, Kind, Switch, WholeNumber
 from lastword.errors import InvalidConfigError
 
-Refusal = Callable[[Any, BrokerConfig], str | None]
+Refusal = Callable[[object, BrokerConfig], str | None]
 """Returns the reason why a value can't be guaranteed, or None if it can."""
 
 
@@ -33,7 +33,7 @@ class _Text:
         return str(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class KafkaSetting:
     """A setting of Kafka: its allowed values, and the value that applies here."""
 
@@ -52,13 +52,14 @@ def _only(wanted: object, why: str) -> Refusal:
     return lambda value, _config: None if value == wanted else why
 
 
-def _flush_messages(value: int, config: BrokerConfig) -> str | None:
+def _flush_messages(value: object, config: BrokerConfig) -> str | None:
     if config.wal_sync.mode == "group" or value == LONG_MAX:
         return None
     return f"with wal.sync={config.wal_sync} records are acknowledged before they are synced"
 
 
-def _flush_ms(value: int, config: BrokerConfig) -> str | None:
+def _flush_ms(value: object, config: BrokerConfig) -> str | None:
+    assert isinstance(value, int)
     sync = config.wal_sync
     if sync.mode == "group" or value == LONG_MAX or (sync.interval_ms or LONG_MAX) <= value:
         return None
@@ -75,112 +76,81 @@ def _flushed_ms(config: BrokerConfig) -> str:
 
 _SETTINGS: Final = (
     KafkaSetting(
-        name="min.insync.replicas",
-        kind=WholeNumber(low=1, high=INT_MAX),
-        holds=_always("1"),
-        meaning="there is one broker, so there is one replica",
+        "min.insync.replicas",
+        WholeNumber(low=1, high=INT_MAX),
+        _always("1"),
+        "there is one broker, so there is one replica",
         refusal=_only(
             1, "there is one broker, so at most one replica has a record before it is acknowledged"
         ),
     ),
     KafkaSetting(
-        name="compression.type",
-        kind=Choice(("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")),
-        holds=_always("producer"),
-        meaning="batches keep their producer's compression until they are sealed",
+        "compression.type",
+        Choice(("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")),
+        _always("producer"),
+        "batches keep their producer's compression until they are sealed",
     ),
     *(
         KafkaSetting(
-            name=f"compression.{codec}.level",
-            kind=WholeNumber(low=-INT_MAX - 1, high=INT_MAX),
-            holds=_always(default),
-            meaning="nothing is recompressed",
+            f"compression.{codec}.level",
+            WholeNumber(low=-INT_MAX - 1, high=INT_MAX),
+            _always(default),
+            "nothing is recompressed",
         )
         for codec, default in (("gzip", "-1"), ("lz4", "9"), ("zstd", "3"))
     ),
+    KafkaSetting("unclean.leader.election.enable", Switch(), _always("false"), "no leader is ever elected"),
     KafkaSetting(
-        name="unclean.leader.election.enable",
-        kind=Switch(),
-        holds=_always("false"),
-        meaning="no leader is ever elected",
-    ),
-    KafkaSetting(
-        name="flush.messages",
-        kind=WholeNumber(low=1),
-        holds=_flushed_messages,
-        meaning="see the broker's wal.sync",
+        "flush.messages",
+        WholeNumber(low=1),
+        _flushed_messages,
+        "see the broker's wal.sync",
         refusal=_flush_messages,
     ),
+    KafkaSetting("flush.ms", WholeNumber(), _flushed_ms, "see the broker's wal.sync", refusal=_flush_ms),
+    KafkaSetting("preallocate", Switch(), _always("false"), "files grow as they are written"),
+    KafkaSetting("file.delete.delay.ms", WholeNumber(), _always("0"), "WAL files are deleted at once"),
     KafkaSetting(
-        name="flush.ms",
-        kind=WholeNumber(),
-        holds=_flushed_ms,
-        meaning="see the broker's wal.sync",
-        refusal=_flush_ms,
+        "index.interval.bytes", WholeNumber(high=INT_MAX), _always("4096"), "there are no index files"
     ),
     KafkaSetting(
-        name="preallocate", kind=Switch(), holds=_always("false"), meaning="files grow as they are written"
+        "segment.index.bytes",
+        WholeNumber(low=4, high=INT_MAX),
+        _always("10485760"),
+        "there are no index files",
     ),
-    KafkaSetting(
-        name="file.delete.delay.ms",
-        kind=WholeNumber(),
-        holds=_always("0"),
-        meaning="WAL files are deleted at once",
-    ),
-    KafkaSetting(
-        name="index.interval.bytes",
-        kind=WholeNumber(high=INT_MAX),
-        holds=_always("4096"),
-        meaning="there are no index files",
-    ),
-    KafkaSetting(
-        name="segment.index.bytes",
-        kind=WholeNumber(low=4, high=INT_MAX),
-        holds=_always("10485760"),
-        meaning="there are no index files",
-    ),
-    KafkaSetting(
-        name="segment.jitter.ms",
-        kind=WholeNumber(),
-        holds=_always("0"),
-        meaning="files are rolled when they are due",
-    ),
+    KafkaSetting("segment.jitter.ms", WholeNumber(), _always("0"), "files are rolled when they are due"),
     *(
-        KafkaSetting(
-            name=f"{side}.replication.throttled.replicas",
-            kind=_Text(),
-            holds=_always(""),
-            meaning="nothing is replicated",
-        )
+        KafkaSetting(f"{side}.replication.throttled.replicas", _Text(), _always(""), "nothing is replicated")
         for side in ("leader", "follower")
     ),
     KafkaSetting(
-        name="message.downconversion.enable",
-        kind=Switch(),
-        holds=_always("false"),
-        meaning="all supported clients read the batches as they are",
+        "message.downconversion.enable",
+        Switch(),
+        _always("false"),
+        "all supported clients read the batches as they are",
     ),
     KafkaSetting(
-        name="remote.storage.enable",
-        kind=Switch(),
-        holds=_always("true"),
-        meaning="sealed segments are always in the warehouse",
+        "remote.storage.enable",
+        Switch(),
+        _always("true"),
+        "sealed segments are always in the warehouse",
         refusal=_only(
             True, "sealed segments are always in the warehouse; local.retention.* keeps them here, too"
         ),
     ),
     KafkaSetting(
-        name="remote.log.copy.disable",
-        kind=Switch(),
-        holds=_always("false"),
-        meaning="sealed segments are always in the warehouse",
+        "remote.log.copy.disable",
+        Switch(),
+        _always("false"),
+        "sealed segments are always in the warehouse",
         refusal=_only(False, "sealed segments are always in the warehouse"),
     ),
     KafkaSetting(
-        name="remote.log.delete.on.disable",
-        kind=Switch(),
-        holds=_always("false"),
-        meaning="sealed segments are always in the warehouse",
+        "remote.log.delete.on.disable",
+        Switch(),
+        _always("false"),
+        "sealed segments are always in the warehouse",
     ),
 )
 

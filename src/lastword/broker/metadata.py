@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from kafka.protocol.metadata import MetadataResponse
@@ -11,7 +11,7 @@ from kafka.protocol.metadata import MetadataResponse
 from lastword.broker.authorized import ON_CLUSTER, ON_TOPIC, if_asked
 from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.node import Node
-from lastword.broker.wire import Handler, Peer, Request
+from lastword.broker.wire import Answer, Handler, Message, Peer, Request
 from lastword.config import check_topic_name, is_internal
 from lastword.errors import InvalidError, UnknownTopicError
 from lastword.log.topic import Topic
@@ -34,7 +34,7 @@ class MetadataHandler:
     def handlers(self) -> dict[int, Handler]:
         return {METADATA: self._metadata}
 
-    async def _metadata(self, request: Request, peer: Peer) -> Any:
+    async def _metadata(self, request: Request, peer: Peer) -> Answer:
         node, message, version = self._node, request.message, request.api_version
         wanted = message.topics
         # No list means all topics; in version 0 an empty list does.
@@ -61,7 +61,7 @@ class MetadataHandler:
             authorized_operations=if_asked(ON_CLUSTER, of_cluster),
         )
 
-    def _answered(self, wanted: Any, version: int, *, may_create: bool) -> Any:
+    def _answered(self, wanted: Message, version: int, *, may_create: bool) -> Message:
         topic_id = wanted.topic_id if version >= 10 else None
         if wanted.name is None:
             try:
@@ -86,14 +86,14 @@ class MetadataHandler:
             return code_of(error)
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    def _described(self, name: str) -> Any:
+    def _described(self, name: str) -> Message:
         try:
             return self._of(self._node.topic(name))
         except UnknownTopicError:
             # Deleted just now.
             return _failed(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
-    def _of(self, topic: Topic) -> Any:
+    def _of(self, topic: Topic) -> Message:
         return _Topic(
             error_code=0,
             name=topic.name,
@@ -105,5 +105,5 @@ class MetadataHandler:
         )
 
 
-def _failed(name: str | None, code: ErrorCode, topic_id: UUID = NO_ID) -> Any:
+def _failed(name: str | None, code: ErrorCode, topic_id: UUID = NO_ID) -> Message:
     return _Topic(error_code=int(code), name=name, topic_id=topic_id, is_internal=False, partitions=[])

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 from uuid import UUID
 
-from lastword import metrics
 from lastword.broker.broker_settings import BrokerSettings
 from lastword.broker.errors import ErrorCode
 from lastword.broker.wire import Peer
@@ -46,14 +45,13 @@ class Node:
         self.cluster_id = _cluster_id(log)
         self.host = host
         self.port = port
-        self.metrics = metrics
         self.unsent_bytes = 0
         """The answers of all connections that the clients have not read yet."""
         self.unopened: set[str] = set()
         """Topics that could not be opened at the start. To clients they don't exist."""
         self._short = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker")
         self._slow = ThreadPoolExecutor(4, thread_name_prefix="lastword-broker-slow")
-        self._looks = ThreadPoolExecutor(2, thread_name_prefix="lastword-broker-look")
+        self._refreshes = ThreadPoolExecutor(2, thread_name_prefix="lastword-broker-refresh")
         self._by_id: dict[UUID, Topic] = {}
         self._creating: dict[str, asyncio.Future[None]] = {}
 
@@ -69,18 +67,18 @@ class Node:
 
     @property
     def listens_at(self) -> str:
-        """The address that clients are told unless a client has changed it."""
+        """The address that is advertised to clients, unless a client has changed it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     @property
     def wal_folder(self) -> str:
-        """The folder that clients are told. Sealed data is in the warehouse, which need not be on this machine."""
+        """The folder that is reported to clients. Sealed data is in the warehouse, which need not be on this machine."""
         return str(self.log.path / WAL_FOLDER)
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Whether answers should be small now, because too many bytes wait for clients that don't read."""
+        """Whether answers should be small now, because clients leave too many bytes unread."""
         return self.unsent_bytes > self.config.queued_max_request_bytes
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -95,10 +93,10 @@ class Node:
             self._slow, partial(function, *args, **kwargs)
         )
 
-    async def call_look(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call_refresh(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Load a table's snapshot on a thread that no commit occupies: a commit itself waits for these loads."""
         return await asyncio.get_running_loop().run_in_executor(
-            self._looks, partial(function, *args, **kwargs)
+            self._refreshes, partial(function, *args, **kwargs)
         )
 
     def topic(self, name: str) -> Topic:
@@ -119,7 +117,20 @@ class Node:
             raise UnknownTopicError(f"there is no topic with the id {topic_id}")
         return topic
 
-    def led(self, topic: Topic, partition: int) -> dict[str, Any]:
+    def has_topic(self, topic_id: UUID) -> bool:
+        """Return whether a topic is in memory."""
+        try:
+            self.topic_by_id(topic_id)
+        except UnknownTopicError:
+            return False
+        return True
+
+    def topic_with(self, name: str, partition: int) -> Topic | None:
+        """Return a topic from memory, or None if there is none of that name with this partition."""
+        topic = self.log.opened_topics().get(name)
+        return topic if topic is not None and 0 <= partition < topic.partitions else None
+
+    def led(self, topic: Topic, partition: int) -> dict[str, int | list[int]]:
         """Return the fields on a partition's leader and replicas. A topic of another data folder has none here."""
         own = topic.partition(partition)
         is_here = own.is_open
@@ -141,7 +152,7 @@ class Node:
     def begin_creating(self, name: str) -> None:
         """Create a topic with the default settings, after the answer that it does not exist, as Kafka does.
 
-        So a client that asks for a deleted topic learns that it is gone, and a client that wants it asks again.
+        So a client that requests a deleted topic learns of its deletion, and a client that wants the topic retries.
         Raise InvalidTopicError if the topic can't exist at all.
         """
         check_not_internal(name, "created")
@@ -159,12 +170,13 @@ class Node:
     def close(self) -> None:
         self._short.shutdown(wait=True, cancel_futures=True)
         self._slow.shutdown(wait=True, cancel_futures=True)
-        self._looks.shutdown(wait=True, cancel_futures=True)
+        self._refreshes.shutdown(wait=True, cancel_futures=True)
 
     def _create(self, name: str) -> None:
-        settings: dict[str, Any] = dict(self.config.topic_default_config)
         with suppress(TopicExistsError):
-            self.log.create_topic(name, partitions=self.config.num_partitions, config=settings)
+            self.log.create_topic(
+                name, partitions=self.config.num_partitions, config=self.config.topic_default_config
+            )
 
 
 def _cluster_id(log: Log) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from lastword.broker.wire import APIS, Handler, MalformedError, Peer, Request
+from lastword.broker.wire import APIS, Answer, Handler, MalformedError, Message, Peer, Request
 
 
 def refusing_nulls(handlers: Mapping[int, Handler]) -> dict[int, Handler]:
@@ -17,7 +17,7 @@ def refusing_nulls(handlers: Mapping[int, Handler]) -> dict[int, Handler]:
 def _refusing(key: int, handler: Handler) -> Handler:
     name = APIS[key].name
 
-    async def checked(request: Request, peer: Peer) -> Any:
+    async def checked(request: Request, peer: Peer) -> Answer:
         try:
             _check(request.message, _fields_of(key, request.api_version))
         except MalformedError as error:
@@ -27,8 +27,13 @@ def _refusing(key: int, handler: Handler) -> Handler:
     return checked
 
 
-_Field = tuple[str, bool, bool, Any]
-"""A field's name, whether it may be null, whether it is an array, and the fields of it or of its elements."""
+class _Field(NamedTuple):
+    """A field of a message. `nested` are the fields of it or, if it is an array, of its elements."""
+
+    name: str
+    is_nullable: bool
+    is_array: bool
+    nested: tuple[_Field, ...] | None
 
 
 @cache
@@ -47,11 +52,11 @@ def _fields(schema: Any, version: int) -> tuple[_Field, ...]:
         nested = _fields(inner, version) if inner.is_struct() else None
         # The codec reads an id of zeros as a null. It means that the topic is given by name.
         is_nullable = field.nullable_for_version_q(version) or inner.type_str == "uuid"
-        found.append((field.name, is_nullable, is_array, nested))
+        found.append(_Field(field.name, is_nullable, is_array, nested))
     return tuple(found)
 
 
-def _check(message: Any, fields: tuple[_Field, ...]) -> None:
+def _check(message: Message, fields: tuple[_Field, ...]) -> None:
     for name, is_nullable, is_array, nested in fields:
         value = getattr(message, name)
         if value is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from contextlib import closing
-from typing import Any, Final
+from typing import Final
 
 from kafka.protocol.admin import DeleteRecordsResponse
 from kafka.protocol.consumer import ListOffsetsResponse, OffsetForLeaderEpochResponse
@@ -13,7 +13,7 @@ from lastword import metrics
 from lastword.broker.errors import ErrorCode, RefusedError, code_of
 from lastword.broker.node import NO_EPOCH, Node
 from lastword.broker.partitions import PartitionView, TopicView, Views
-from lastword.broker.wire import Handler, Peer, Request
+from lastword.broker.wire import Answer, Handler, Message, Peer, Request
 from lastword.config import is_internal
 from lastword.errors import LastwordError
 from lastword.log.topic import Topic
@@ -57,26 +57,26 @@ class OffsetsHandler:
 
     # -------------------------------------------------------------------------------------- ListOffsets
 
-    async def _list_offsets(self, request: Request, _peer: Peer) -> Any:
+    async def _list_offsets(self, request: Request, _peer: Peer) -> Answer:
         topics = []
         # One load of a table's snapshot is enough for all of its partitions.
-        looked: set[TopicView] = set()
+        refreshed: set[TopicView] = set()
         for wanted in request.message.topics or ():
             partitions = [
-                await self._listed(wanted.name, each, request.api_version, looked)
+                await self._listed(wanted.name, each, request.api_version, refreshed)
                 for each in wanted.partitions or ()
             ]
             topics.append(_ListedTopic(name=wanted.name, partitions=partitions))
         return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
 
-    async def _listed(self, name: str, wanted: Any, version: int, looked: set[TopicView]) -> Any:
+    async def _listed(self, name: str, wanted: Message, version: int, refreshed: set[TopicView]) -> Message:
         code, timestamp_ms, offset, epoch = ErrorCode.NONE, -1, NO_OFFSET, NO_EPOCH
         try:
             _check_timestamp(wanted.timestamp, version)
             view = self._view(name, wanted.partition_index)
             code = _epoch_problem(view, wanted.current_leader_epoch)
             if code is ErrorCode.NONE:
-                found = await self._find(view, wanted.timestamp, looked)
+                found = await self._find(view, wanted.timestamp, refreshed)
                 if found is not None:
                     offset, timestamp_ms = found
                     epoch = _epoch_at(view.writer.epochs, offset)
@@ -92,16 +92,16 @@ class OffsetsHandler:
         )
 
     async def _find(
-        self, view: PartitionView, timestamp_ms: int, looked: set[TopicView]
+        self, view: PartitionView, timestamp_ms: int, refreshed: set[TopicView]
     ) -> tuple[int, int] | None:
         """Return the offset, and the timestamp of its record or -1. Return None if no record is that late."""
         topic = view.topic.topic
         if timestamp_ms == LATEST:
             return view.writer.shown.offset, -1
         if timestamp_ms in (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED):
-            if view.topic not in looked or view.positions is None:
-                await view.topic.look()
-                looked.add(view.topic)
+            if view.topic not in refreshed or view.positions is None:
+                await view.topic.refresh()
+                refreshed.add(view.topic)
             positions = view.positions
             assert positions is not None
             if timestamp_ms == EARLIEST:
@@ -116,7 +116,7 @@ class OffsetsHandler:
 
     # ------------------------------------------------------------------------------- OffsetForLeaderEpoch
 
-    async def _offset_for_leader_epoch(self, request: Request, _peer: Peer) -> Any:
+    async def _offset_for_leader_epoch(self, request: Request, _peer: Peer) -> Answer:
         topics = [
             _EpochTopic(
                 topic=wanted.topic,
@@ -126,7 +126,7 @@ class OffsetsHandler:
         ]
         return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 
-    def _epoch_end(self, name: str, wanted: Any) -> Any:
+    def _epoch_end(self, name: str, wanted: Message) -> Message:
         code, epoch, offset = ErrorCode.NONE, NO_EPOCH, NO_OFFSET
         try:
             view = self._view(name, wanted.partition)
@@ -146,14 +146,14 @@ class OffsetsHandler:
 
     # -------------------------------------------------------------------------------------- DeleteRecords
 
-    async def _delete_records(self, request: Request, _peer: Peer) -> Any:
+    async def _delete_records(self, request: Request, _peer: Peer) -> Answer:
         topics = []
         for wanted in request.message.topics or ():
             partitions = [await self._deleted(wanted.name, each) for each in wanted.partitions or ()]
             topics.append(_DeletedTopic(name=wanted.name, partitions=partitions))
         return DeleteRecordsResponse(throttle_time_ms=0, topics=topics)
 
-    async def _deleted(self, name: str, wanted: Any) -> Any:
+    async def _deleted(self, name: str, wanted: Message) -> Message:
         code, log_start = ErrorCode.NONE, -1
         index = wanted.partition_index
         try:

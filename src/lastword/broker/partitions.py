@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from lastword import metrics
 from lastword.broker.node import Node
@@ -19,15 +19,13 @@ from lastword.log.topic import Topic
 from lastword.segments.model import PendingCommit, Positions, Snapshot
 from lastword.wal.writer import PartitionWriter
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
 
 FRESH_S: Final = 1.0
 """The maximum age of the snapshot from which sealed data is read."""
 
 STALE_S: Final = 5.0
-"""The age from which on the snapshot is reloaded in the background."""
+"""The age at which the snapshot is reloaded in the background."""
 
 
 class PartitionView:
@@ -39,7 +37,8 @@ class PartitionView:
         self.writer = writer
         self.tail = Tail(writer)
         self._loop = asyncio.get_running_loop()
-        self._waiting: set[Callable[[], None]] = set()
+        self._waiting: dict[Callable[[], None], None] = {}
+        """Called in the order in which they began to wait."""
         self._is_waking = False
         writer.on_shown = self._shown
 
@@ -57,10 +56,10 @@ class PartitionView:
 
     def wait(self, wake: Callable[[], None]) -> None:
         """Call `wake`, on the loop, when more records become visible."""
-        self._waiting.add(wake)
+        self._waiting[wake] = None
 
     def stop_waiting(self, wake: Callable[[], None]) -> None:
-        self._waiting.discard(wake)
+        self._waiting.pop(wake, None)
 
     def _shown(self) -> None:
         # On any thread, under the writer's lock. A fetch checks again after it has begun to wait.
@@ -86,8 +85,8 @@ class TopicView:
         self.snapshot: Snapshot | None = None
         self._node = node
         self._sealed = sealed
-        self._looked_s = self._asked_s = float("-inf")
-        self._looking: asyncio.Future[None] | None = None
+        self._refreshed_s = self._asked_s = float("-inf")
+        self._refreshing: asyncio.Future[None] | None = None
         self._partitions: dict[int, PartitionView] = {}
         self.pending: dict[object, Mapping[int, int]] = {}
         """The floors of commits in progress."""
@@ -103,37 +102,37 @@ class TopicView:
 
     @property
     def age_s(self) -> float:
-        return asyncio.get_running_loop().time() - self._looked_s
+        return asyncio.get_running_loop().time() - self._refreshed_s
 
-    def look_within(self, seconds: float) -> None:
+    def refresh_within(self, seconds: float) -> None:
         """Load the snapshot in the background if the last attempt is longer ago than `seconds`."""
         if asyncio.get_running_loop().time() - self._asked_s > seconds:
-            self.look()
+            self.refresh()
 
-    async def look_afresh(self) -> None:
+    async def refresh_again(self) -> None:
         """Load the snapshot as of now or later. A load that began before may have missed the current one."""
-        if self._looking is not None:
-            await asyncio.wait([self._looking])
+        if self._refreshing is not None:
+            await asyncio.wait([self._refreshing])
         # Callers that waited for the same load share the next one.
-        await self.look()
+        await self.refresh()
 
-    def look(self) -> asyncio.Future[None]:
+    def refresh(self) -> asyncio.Future[None]:
         """Load the table's current snapshot. Concurrent callers share one load."""
-        if self._looking is None:
+        if self._refreshing is None:
             self._asked_s = asyncio.get_running_loop().time()
-            self._looking = asyncio.ensure_future(self._look())
-            self._looking.add_done_callback(self._looked)
-        return self._looking
+            self._refreshing = asyncio.ensure_future(self._refresh())
+            self._refreshing.add_done_callback(self._refreshed)
+        return self._refreshing
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         started_s = asyncio.get_running_loop().time()
-        snapshot = await self._node.call_look(self.topic.table.snapshot)
+        snapshot = await self._node.call_refresh(self.topic.table.snapshot)
         self.snapshot = snapshot
-        self._looked_s = started_s
-        self._sealed.look(self.topic, snapshot)
+        self._refreshed_s = started_s
+        self._sealed.update(self.topic, snapshot)
 
-    def _looked(self, done: asyncio.Future[None]) -> None:
-        self._looking = None
+    def _refreshed(self, done: asyncio.Future[None]) -> None:
+        self._refreshing = None
         if not done.cancelled() and (error := done.exception()) is not None:
             logger.warning("can't load the table of %s: %s", self.topic.name, error)
 
@@ -144,8 +143,8 @@ class TopicView:
     async def end_commit(self, token: object) -> None:
         """Load the snapshot after a commit, successful or not."""
         try:
-            if self.snapshot is not None or self._looking is not None:
-                await self.look_afresh()
+            if self.snapshot is not None or self._refreshing is not None:
+                await self.refresh_again()
         except LastwordError:
             # The next read has to load the snapshot before it is answered.
             self.snapshot = None
@@ -162,7 +161,7 @@ class Views:
         self._views: dict[str, TopicView] = {}
         self._loop = asyncio.get_running_loop()
         self._work_lock = threading.Lock()
-        self._work: set[Future[Any]] = set()
+        self._work: set[Future[TopicView | None]] = set()
         self._is_closed = False
 
     async def close(self) -> None:
@@ -201,7 +200,7 @@ class Views:
         view.begin_commit(token, commit.floors)
         return view
 
-    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T | None:
+    def _on_loop(self, work: Coroutine[object, None, TopicView | None]) -> TopicView | None:
         """Run a coroutine on the loop and return its result, or None if this has been closed."""
         with self._work_lock:
             if self._is_closed:

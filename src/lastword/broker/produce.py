@@ -1,6 +1,6 @@
-"""Produce: the batches of a request go to the WAL as they are, and are answered when they can be relied on.
+"""Produce: the batches of a request go to the WAL unchanged, and are answered when they are durable.
 
-Requests and answers are decoded and encoded by hand: they are the most frequent, and batches must not be copied.
+Requests and answers are decoded and encoded here, without the codec: they are frequent, and batches must not be copied.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from typing import Final
 
 from lastword import metrics
 from lastword.broker.appends import Append, Appends
-from lastword.broker.connection import Cancel, Done, FastHandler
 from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.node import Node
 from lastword.broker.partitions import TopicView, Views
 from lastword.broker.wire import (
     CLOSE,
     PRODUCE,
+    Cancel,
+    Done,
+    FastHandler,
     MalformedError,
     Peer,
     Request,
@@ -104,7 +106,7 @@ class ProduceHandler:
     def _view(self, topic: Topic) -> TopicView:
         view = self._views.topic(topic)
         # In the background: loading the table must not hold up a produce.
-        view.look_within(LOG_START_S)
+        view.refresh_within(LOG_START_S)
         return view
 
     def _topic(self, name: str) -> tuple[Topic | None, ErrorCode, str | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kafka.protocol.admin import DescribeProducersResponse
 from kafka.protocol.producer import InitProducerIdResponse
@@ -16,7 +16,7 @@ from kafka.protocol.producer import InitProducerIdResponse
 from lastword.broker.errors import ErrorCode, code_of
 from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
-from lastword.broker.wire import Handler, Peer, Request
+from lastword.broker.wire import Answer, Handler, Message, Peer, Request
 from lastword.errors import CorruptError, LastwordError, StorageError
 from lastword.folder import state_file
 from lastword.folder.paths import PRODUCER_IDS_FILE
@@ -67,7 +67,7 @@ class ProducersHandler:
             **refusing_nulls({DESCRIBE_PRODUCERS: self._describe_producers}),
         }
 
-    async def _init_producer_id(self, request: Request, _peer: Peer) -> Any:
+    async def _init_producer_id(self, request: Request, _peer: Peer) -> Answer:
         if request.message.transactional_id is not None:
             return _answer(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1, -1)
         try:
@@ -77,7 +77,7 @@ class ProducersHandler:
 
     # ------------------------------------------------------------------------------------------ describe
 
-    async def _describe_producers(self, request: Request, _peer: Peer) -> Any:
+    async def _describe_producers(self, request: Request, _peer: Peer) -> Answer:
         topic_class = DescribeProducersResponse.TopicResponse
         topics = []
         for wanted in request.message.topics:
@@ -85,7 +85,7 @@ class ProducersHandler:
             topics.append(topic_class(name=wanted.name, partitions=partitions))
         return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
 
-    async def _described(self, name: str, index: int) -> Any:
+    async def _described(self, name: str, index: int) -> Message:
         code, text, producers = ErrorCode.NONE, None, []
         try:
             writer = self._node.topic(name).writer(index)
@@ -101,7 +101,7 @@ class ProducersHandler:
         )
 
 
-def _active(producer: ActiveProducer) -> Any:
+def _active(producer: ActiveProducer) -> Message:
     """Return a producer as Kafka describes it. Without transactions it has no coordinator and no open transaction."""
     return DescribeProducersResponse.TopicResponse.PartitionResponse.ProducerState(
         producer_id=producer.producer_id,
@@ -113,7 +113,7 @@ def _active(producer: ActiveProducer) -> Any:
     )
 
 
-def _answer(code: ErrorCode, producer_id: int, epoch: int) -> Any:
+def _answer(code: ErrorCode, producer_id: int, epoch: int) -> Message:
     return InitProducerIdResponse(
         throttle_time_ms=0, error_code=int(code), producer_id=producer_id, producer_epoch=epoch
     )

@@ -1,7 +1,7 @@
 """Reopens partitions whose disk failed or was full, and opens topics that could not be opened at the start.
 
 A failed partition refuses everything until it is reopened (wal/writer.py), and its active file can't be sealed
-meanwhile. Only the broker can reopen it, so it retries, with a pause that grows while that fails. The same goes for a
+until then. Only the broker can reopen it, so it retries, with a growing pause between failures. The same applies to a
 topic whose table could not be read when the broker started, or whose deletion is uncertain.
 """
 

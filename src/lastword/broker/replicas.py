@@ -1,13 +1,13 @@
 """Requests of tools about replicas: leader elections, reassignments, and moves between folders.
 
 Every partition has one replica, on this broker, in one folder. So an election is never needed, the only possible
-assignment is the current one, no reassignment is ever in progress, and a replica can only be moved to where it is.
+assignment is the current one, no reassignment is ever in progress, and a replica can only be moved to its own folder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from kafka.protocol.admin import (
     AlterPartitionReassignmentsResponse,
@@ -19,7 +19,7 @@ from kafka.protocol.admin import (
 from lastword.broker.errors import ErrorCode
 from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
-from lastword.broker.wire import Handler, Peer, Request
+from lastword.broker.wire import Answer, Handler, Message, Peer, Request
 from lastword.errors import UnknownTopicError
 
 ALTER_REPLICA_LOG_DIRS: Final = 34
@@ -51,7 +51,7 @@ class ReplicaHandlers:
 
     # ----------------------------------------------------------------------------------------- elections
 
-    async def _elect_leaders(self, request: Request, _peer: Peer) -> Any:
+    async def _elect_leaders(self, request: Request, _peer: Peer) -> Answer:
         message = request.message
         result_class = ElectLeadersResponse.ReplicaElectionResult
         kind = message.election_type if request.api_version >= 1 else ELECTION_TYPES[0]
@@ -93,7 +93,7 @@ class ReplicaHandlers:
 
     # ------------------------------------------------------------------------------------- reassignments
 
-    async def _alter_reassignments(self, request: Request, _peer: Peer) -> Any:
+    async def _alter_reassignments(self, request: Request, _peer: Peer) -> Answer:
         message = request.message
         topic_class = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
         responses = []
@@ -129,16 +129,16 @@ class ReplicaHandlers:
             return ErrorCode.INVALID_REPLICA_ASSIGNMENT, text
         return ErrorCode.NONE, None
 
-    async def _list_reassignments(self, _request: Request, _peer: Peer) -> Any:
+    async def _list_reassignments(self, _request: Request, _peer: Peer) -> Answer:
         return ListPartitionReassignmentsResponse(
             throttle_time_ms=0, error_code=int(ErrorCode.NONE), error_message=None, topics=[]
         )
 
     # ------------------------------------------------------------------------------------------- folders
 
-    async def _alter_log_dirs(self, request: Request, _peer: Peer) -> Any:
+    async def _alter_log_dirs(self, request: Request, _peer: Peer) -> Answer:
         topic_class = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
-        results: dict[str, list[Any]] = {}
+        results: dict[str, list[Message]] = {}
         for folder in request.message.dirs:
             for topic in folder.topics:
                 results.setdefault(topic.name, []).extend(

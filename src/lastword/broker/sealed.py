@@ -1,8 +1,8 @@
 """Sealed segments for fetches: encoded as record batches on threads, read ahead, and cached.
 
 A *chunk* is some megabytes of batches for consecutive offsets. Chunks are made by *streams*. A stream reads a
-partition's segments from some offset on, and continues when the next wanted offset is the one it stands at. When a
-chunk is served, the following ones are made ahead, so that a consumer that replays does not wait for each.
+partition's segments from some offset on, and continues if the next requested offset is its own position. When a
+chunk is served, the following ones are made ahead, so that a replaying consumer does not wait for each one.
 
 Chunks and streams are dropped as soon as a commit is seen that may have removed records from under them.
 Batches are not compressed: every consumer can read them, and neither side spends time on it. Where the network is the
@@ -24,9 +24,9 @@ from uuid import UUID
 import pyarrow as pa
 
 from lastword import batch
-from lastword.errors import CorruptError
+from lastword.batch.header import only_header
 from lastword.log.topic import Topic
-from lastword.segments.model import SegmentGoneError, Snapshot
+from lastword.segments.model import Snapshot, resume_if_moved
 
 if TYPE_CHECKING:
     from lastword.segments.table import SegmentTable
@@ -37,8 +37,6 @@ CHUNK_BYTES: Final = 4 << 20
 READ_AHEAD_BYTES: Final = 16 << 20
 STREAMS: Final = 64
 BATCH_BYTES: Final = 512 << 10
-MAX_SPAN: Final = (1 << 31) - 1
-ATTEMPTS: Final = 5
 THREADS: Final = 2
 
 Partition = tuple[UUID, int]
@@ -87,11 +85,7 @@ class SealedData:
         self._snapshots: dict[UUID, int | None] = {}
         self._changes: dict[UUID, int] = {}
 
-    @property
-    def used_bytes(self) -> int:
-        return self._used_bytes
-
-    def look(self, topic: Topic, snapshot: Snapshot) -> None:
+    def update(self, topic: Topic, snapshot: Snapshot) -> None:
         """Note a topic's snapshot: data of an older one may have been compacted, erased or deleted."""
         known = self._snapshots.get(topic.id, -1)
         if known != snapshot.id:
@@ -213,44 +207,30 @@ class SealedData:
         self, topic: Topic, partition: int, offset: int, stream: Stream | None
     ) -> tuple[Chunk, Stream] | None:
         """Return the chunk at an offset, and the stream that continues after it. Runs on a thread."""
-        for attempt in range(ATTEMPTS):
-            if stream is None:
-                stream = read_sealed(topic.table, partition, offset)
-            try:
-                chunk = next(stream, None)
-                return None if chunk is None else (chunk, stream)
-            except SegmentGoneError as error:
-                # A commit replaced the file, and the collector removed it: the table has its records elsewhere.
-                stream = None
-                if attempt == ATTEMPTS - 1:
-                    raise CorruptError(
-                        f"{error} It belongs to the table's current snapshot; records of it are lost.",
-                        path=str(error),
-                        offset=offset,
-                    ) from error
-        raise AssertionError
+        stream = stream or read_sealed(topic.table, partition, offset)
+        chunk = next(stream, None)
+        return None if chunk is None else (chunk, stream)
 
 
 def read_sealed(table: SegmentTable, partition: int, offset: int) -> Stream:
     """Yield the sealed records of a partition from an offset on, in chunks without gaps between them."""
-    snapshot = table.snapshot()
-    at = snapshot.positions[partition]
-    epoch_of = _Epochs(at.epochs)
-    for segment in table.plan(snapshot, partition, offset):
-        for records in table.read(segment, None, offset):
-            for rows in _slices(records):
-                chunk = _encode(rows, offset, epoch_of)
-                offset = chunk.next_offset
-                yield chunk
-    # Where compaction removed the last records, empty batches lead a consumer to the next offset.
-    if offset < at.sealed_end:
-        first_offset, batches, ends = offset, [], []
-        while offset < at.sealed_end:
-            last_offset = min(at.sealed_end - 1, offset + MAX_SPAN)
-            batches.append(batch.empty_batch(offset, last_offset, epoch_of(last_offset)))
-            ends.append(last_offset + 1)
-            offset = last_offset + 1
-        yield _chunk(first_offset, batches, ends)
+
+    def rest() -> Stream:
+        nonlocal offset
+        snapshot = table.snapshot()
+        at = snapshot.positions[partition]
+        epoch_of = _Epochs(at.epochs)
+        for segment in table.plan(snapshot, partition, offset):
+            for records in table.read(segment, None, offset):
+                for rows in _slices(records):
+                    chunk = _encode(rows, offset, epoch_of)
+                    offset = chunk.next_offset
+                    yield chunk
+        # Where compaction removed the last records, empty batches lead a consumer to the next offset.
+        if offset < at.sealed_end:
+            yield _chunk(offset, batch.empty_batches(offset, at.sealed_end, epoch_of))
+
+    return resume_if_moved(rest, f"Partition {partition}")
 
 
 def _slices(records: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -266,17 +246,14 @@ def _encode(rows: pa.RecordBatch, offset: int, epoch_of: Callable[[int], int]) -
     # The last record's epoch, if there are several: a consumer that is past a batch asks where the batch's epoch
     # ends, and assumes that the log was truncated if that is before its position.
     last_offset = rows.column("offset")[-1].as_py()
-    encoded = batch.encode_arrow(rows, leader_epoch=epoch_of(last_offset), batch_bytes=BATCH_BYTES)
-    ends: list[int] = []
-    for data in encoded:
-        header = batch.read_header(data)
-        assert header is not None
-        ends.append(header.next_offset)
-    return _chunk(offset, encoded, ends)
+    return _chunk(
+        offset, batch.encode_arrow(rows, leader_epoch=epoch_of(last_offset), batch_bytes=BATCH_BYTES)
+    )
 
 
-def _chunk(first_offset: int, batches: list[bytes], ends: list[int]) -> Chunk:
-    return Chunk(first_offset, ends[-1], tuple(batches), tuple(ends), sum(map(len, batches)))
+def _chunk(first_offset: int, batches: list[bytes]) -> Chunk:
+    ends = tuple(only_header(each).next_offset for each in batches)
+    return Chunk(first_offset, ends[-1], tuple(batches), ends, sum(map(len, batches)))
 
 
 class _Epochs:

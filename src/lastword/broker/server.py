@@ -15,12 +15,14 @@ from typing import Final, Protocol
 
 from lastword import batch, metrics
 from lastword.broker.appends import Appends
+from lastword.broker.binding import bound
 from lastword.broker.cluster import ClusterHandlers
 from lastword.broker.configs import ConfigHandlers
-from lastword.broker.connection import STALL_S, Connection, Context, Memory, peer_of
+from lastword.broker.connection import STALL_S, Connection, Context, peer_of
 from lastword.broker.fetch import FetchHandler
 from lastword.broker.groups.handlers import GroupHandlers
 from lastword.broker.groups.service import GroupService
+from lastword.broker.memory import Memory
 from lastword.broker.metadata import MetadataHandler
 from lastword.broker.node import Node
 from lastword.broker.offsets import OffsetsHandler
@@ -33,7 +35,7 @@ from lastword.broker.sealed import SealedData
 from lastword.broker.topics import TopicHandlers
 from lastword.broker.versions import VersionsHandler
 from lastword.broker.wire import APIS, PRODUCE, Handler
-from lastword.errors import LastwordError, UnavailableError, UnknownTopicError
+from lastword.errors import LastwordError, UnknownTopicError
 from lastword.log import Log
 
 logger = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ class HandlerGroup(Protocol):
 class Broker:
     """A Kafka endpoint over an open log. Start and stop it on one event loop.
 
-    It listens at `host` and `port`; port 0 picks a free one. Clients are told the same address, unless
+    It listens at `host` and `port`; port 0 picks a free one. The same address is advertised to clients, unless
     `advertised_host` and `advertised_port` are given.
     """
 
@@ -84,9 +86,8 @@ class Broker:
         self._port = port
         self._advertised = (advertised_host, advertised_port)
         self._listener: socket.socket | None = None
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
         self._groups: Sequence[HandlerGroup] = ()
-        self._numbers = 0
         self._sweeper: asyncio.Task[None] | None = None
         self._reopener: asyncio.Task[None] | None = None
         self._all_closed = asyncio.Event()
@@ -105,10 +106,6 @@ class Broker:
         return self.group_service.problems()
 
     @property
-    def connections(self) -> int:
-        return len(self._connections)
-
-    @property
     def memory(self) -> Memory:
         """The memory of requests, and its limit."""
         return self._context.memory
@@ -116,7 +113,8 @@ class Broker:
     async def start(self) -> None:
         """Start and listen. Raise UnavailableError if the address is in use."""
         loop = asyncio.get_running_loop()
-        listener = _listen(self._host, self._port)
+        listener = bound(self._host, self._port, "Kafka clients")
+        listener.setblocking(False)
         try:
             host, port = listener.getsockname()[:2]
             self.node = Node(self._log, host=self._advertised[0] or host, port=self._advertised[1] or port)
@@ -230,9 +228,8 @@ class Broker:
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._numbers += 1
-            peer = peer_of(address, self._numbers, sock.getsockname())
-            self._connections.add(Connection(sock, peer, self._context))
+            peer = peer_of(address, sock.getsockname())
+            self._connections[Connection(sock, peer, self._context)] = None
             metrics.KAFKA_CONNECTIONS.set(len(self._connections))
 
     def _accept_again(self) -> None:
@@ -240,7 +237,7 @@ class Broker:
             asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def _closed(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         metrics.KAFKA_CONNECTIONS.set(len(self._connections))
         if not self._connections and self._listener is None:
             self._all_closed.set()
@@ -273,18 +270,3 @@ def _prepare(log: Log) -> set[str]:
             logger.error("topic %s can't be opened: %s", name, error)
             unopened.add(name)
     return unopened
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise UnavailableError(
-            f"Can't listen for Kafka clients at {host}:{port}: {error.strerror or error}."
-        ) from error
-    return listener

@@ -21,9 +21,10 @@ import numpy as np
 from crc32c import crc32c
 
 from lastword.batch import HEADER_BYTES, Compression
+from lastword.wal.active import Shown
 from lastword.wal.files import WalFile, damaged, unreadable
 from lastword.wal.reader import OffsetGoneError
-from lastword.wal.writer import PartitionWriter, Shown
+from lastword.wal.writer import PartitionWriter
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -41,7 +42,7 @@ _MAGIC: Final = 2
 
 
 class WouldBlockError(Exception):
-    """A read that would hold up the event loop for too long. Never reaches a user."""
+    """A read that would block the event loop for too long. Never reaches a user."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,15 @@
 """CreateTopics, DeleteTopics and CreatePartitions.
 
 There is one broker, so a replica assignment can only name it, and every replication factor is one. Clients and tools
-that ask for three are served anyway: they ask for the usual value, not for the one they need.
+that request three are served anyway: three is the usual value, not a requirement.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 from uuid import UUID
 
 from kafka.protocol.admin import CreatePartitionsResponse, CreateTopicsResponse, DeleteTopicsResponse
@@ -19,7 +19,7 @@ from lastword.broker.errors import ErrorCode, RefusedError, code_of
 from lastword.broker.kafka_settings import own_settings
 from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
-from lastword.broker.wire import Handler, Peer, Request
+from lastword.broker.wire import Answer, Handler, Message, Peer, Request
 from lastword.config import check_new_topic_name, check_not_internal, check_topic_config
 from lastword.errors import LastwordError, UnknownTopicError
 from lastword.log.topic import Topic
@@ -53,7 +53,7 @@ class TopicHandlers:
 
     # -------------------------------------------------------------------------------------------- create
 
-    async def _create_topics(self, request: Request, _peer: Peer) -> Any:
+    async def _create_topics(self, request: Request, _peer: Peer) -> Answer:
         message = request.message
         counts = Counter(each.name for each in message.topics)
         results = []
@@ -68,7 +68,7 @@ class TopicHandlers:
                 results.append(_not_created(wanted.name, error))
         return CreateTopicsResponse(throttle_time_ms=0, topics=results)
 
-    async def _create(self, wanted: Any, *, is_trial: bool) -> Any:
+    async def _create(self, wanted: Message, *, is_trial: bool) -> Message:
         log = self._node.log
         given = {each.name: each.value for each in wanted.configs}
         own = own_settings(given, log.config, where=f"topic {wanted.name!r}")
@@ -108,7 +108,7 @@ class TopicHandlers:
         check_new_topic_name(name, log.topics(include_internal=True))
         log.config.resolve(name, check_topic_config(own, where=f"topic {name!r}"))
 
-    def _partition_count(self, wanted: Any) -> int:
+    def _partition_count(self, wanted: Message) -> int:
         name, count = wanted.name, wanted.num_partitions
         if wanted.assignments:
             if count != _FROM_SETTINGS or wanted.replication_factor != -1:
@@ -136,7 +136,7 @@ class TopicHandlers:
         _check_count(name, count)
         return int(count)
 
-    def _check_replicas(self, name: str, broker_ids: Any) -> None:
+    def _check_replicas(self, name: str, broker_ids: Sequence[int]) -> None:
         if list(broker_ids) != [self._node.node_id]:
             raise RefusedError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -146,7 +146,7 @@ class TopicHandlers:
 
     # -------------------------------------------------------------------------------------------- delete
 
-    async def _delete_topics(self, request: Request, _peer: Peer) -> Any:
+    async def _delete_topics(self, request: Request, _peer: Peer) -> Answer:
         message = request.message
         if request.api_version >= 6:
             wanted = [(each.name, each.topic_id) for each in message.topics]
@@ -182,7 +182,7 @@ class TopicHandlers:
 
     # ---------------------------------------------------------------------------------------- partitions
 
-    async def _create_partitions(self, request: Request, _peer: Peer) -> Any:
+    async def _create_partitions(self, request: Request, _peer: Peer) -> Answer:
         message = request.message
         counts = Counter(each.name for each in message.topics)
         results = []
@@ -205,7 +205,7 @@ class TopicHandlers:
             )
         return CreatePartitionsResponse(throttle_time_ms=0, results=results)
 
-    def _check_more_partitions(self, wanted: Any) -> None:
+    def _check_more_partitions(self, wanted: Message) -> None:
         name = wanted.name
         check_not_internal(name, "altered")
         topic = self._node.topic(name)
@@ -236,7 +236,7 @@ def _check_count(name: str, count: int) -> None:
         )
 
 
-def _not_created(name: str, error: LastwordError) -> Any:
+def _not_created(name: str, error: LastwordError) -> Message:
     return CreateTopicsResponse.CreatableTopicResult(
         name=name,
         topic_id=_NO_ID,
@@ -248,7 +248,7 @@ def _not_created(name: str, error: LastwordError) -> Any:
     )
 
 
-def _deleted(name: str | None, topic_id: UUID | None, error: LastwordError | None) -> Any:
+def _deleted(name: str | None, topic_id: UUID | None, error: LastwordError | None) -> Message:
     return DeleteTopicsResponse.DeletableTopicResult(
         name=name,
         topic_id=topic_id or _NO_ID,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from kafka.protocol.metadata import ApiVersionsResponse
 
 from lastword.broker.errors import ErrorCode
-from lastword.broker.wire import API_VERSIONS, APIS, Handler, Peer, Request
+from lastword.broker.wire import API_VERSIONS, APIS, Answer, Handler, Peer, Request
 
 
 class VersionsHandler:
@@ -20,7 +19,7 @@ class VersionsHandler:
     def handlers(self) -> dict[int, Handler]:
         return {API_VERSIONS: self._api_versions}
 
-    async def _api_versions(self, request: Request, _peer: Peer) -> Any:
+    async def _api_versions(self, request: Request, _peer: Peer) -> Answer:
         code = ErrorCode.NONE if request.message is not None else ErrorCode.UNSUPPORTED_VERSION
         return ApiVersionsResponse(
             error_code=int(code),

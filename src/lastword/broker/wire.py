@@ -1,7 +1,7 @@
 """Kafka's frames and messages: the APIs and versions that are served, and how their bytes are read and written.
 
 A frame is a length and that many bytes: a header (API, version, correlation id, client id) and the message.
-kafka-python's codec reads and writes the messages. Handlers of large or frequent messages do it by hand.
+kafka-python's codec reads and writes the messages. Handlers of large or frequent messages read and write the bytes themselves.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ from kafka.protocol.consumer import (
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
+Message = Any
+"""A message of kafka-python, or a part of one. Its classes are made when they are imported, without types."""
+
 Piece = bytes | bytearray | memoryview
 """Bytes of an answer. Those after the response header may come in several pieces, so that nothing is copied."""
 
@@ -87,15 +90,14 @@ class Request:
     api_version: int
     correlation_id: int
     client_id: str | None
-    message: Any
+    message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The client of a connection: its address, the connection's number, and the local address that it reached."""
+    """The client of a connection: its address, and the local address that it reached."""
 
     client_host: str
-    connection_id: int
     reached_at: str = ""
 
 
@@ -103,9 +105,14 @@ Answer = Any
 """A kafka-python response, the pieces of an encoded one, or None if there is no answer (acks=0)."""
 
 CLOSE: Final = object()
-"""Stands for an answer: the connection is closed instead."""
+"""Replaces an answer: the connection is closed instead."""
 
 Handler = Callable[[Request, Peer], Awaitable[Answer]]
+
+Done = Callable[[Answer], None]
+Cancel = Callable[[], None]
+FastHandler = Callable[[Request, Peer, Done], Cancel | None]
+"""A handler without its own task. It calls `done` on the loop, now or later. `Cancel` is for a client that is gone."""
 
 
 def _api(request: Any, low: int, high: int, *, served_from: int | None = None) -> Api:
@@ -201,8 +208,8 @@ def read_request(frame: memoryview, raw: frozenset[int]) -> Request:
     return Request(api_key, version, correlation_id, client_id, message)
 
 
-def decode(request_class: Any, version: int, data: memoryview, position: int = 0) -> Any:
-    """Decode a message with kafka-python's codec. Raise MalformedError if it is cut off, or is no such message."""
+def decode(request_class: Any, version: int, data: memoryview, position: int = 0) -> Message:
+    """Decode a message with kafka-python's codec. Raise MalformedError if it is cut off, or is another message."""
     flexible = request_class.flexible_version_q(version)
     read = request_class._struct.compiled_decode_from(  # noqa: SLF001
         version, compact=flexible, tagged=flexible, data_class=request_class[None]
@@ -237,7 +244,7 @@ def frame_of(request: Request, answer: Answer) -> list[Piece]:
     return [head, *body]
 
 
-# ------------------------------------------------------------------------ the pieces of messages, by hand
+# ------------------------------------------------------------------------ the pieces of messages
 
 
 def skip_tags(data: memoryview, position: int) -> int:

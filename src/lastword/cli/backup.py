@@ -10,17 +10,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lastword.cli.options import Session, command, group
+from lastword.cli.options import Session, argument, command, group, option
 from lastword.cli.output import count, facts, heading, size, styled, table
 from lastword.errors import InvalidError
 
 PropertyOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--property",
-        metavar="KEY=VALUE",
-        help="A property of the object store, as under `catalog:` in the settings; can be repeated.",
-        show_default=False,
+        "KEY=VALUE",
+        "A property of the object store, as under `catalog:` in the settings; can be repeated.",
     ),
 ]
 
@@ -72,18 +71,9 @@ def register(root: typer.Typer) -> None:
 )
 def create(
     session: Session,
-    to: Annotated[
-        str, typer.Argument(metavar="TO", help="A folder, or s3://bucket/path.", show_default=False)
-    ],
+    to: Annotated[str, argument("TO", "A folder, or s3://bucket/path.")],
     keep: Annotated[
-        int | None,
-        typer.Option(
-            "--keep",
-            metavar="N",
-            min=1,
-            help="Keep the newest N backups there, and remove older ones.",
-            show_default=False,
-        ),
+        int | None, option("--keep", "N", "Keep the newest N backups there, and remove older ones.", min=1)
     ] = None,
     properties: PropertyOption = None,
 ) -> None:
@@ -110,9 +100,7 @@ def create(
 )
 def list_backups(
     session: Session,
-    place: Annotated[
-        str, typer.Argument(metavar="TO", help="The folder or address of the backups.", show_default=False)
-    ],
+    place: Annotated[str, argument("TO", "The folder or address of the backups.")],
     properties: PropertyOption = None,
 ) -> None:
     """List the backups in a folder or at an address, oldest first."""
@@ -126,21 +114,10 @@ def list_backups(
 
 def restore(
     session: Session,
-    source: Annotated[
-        str, typer.Argument(metavar="FROM", help="The folder or address of the backups.", show_default=False)
-    ],
-    backup: Annotated[
-        str | None,
-        typer.Option("--backup", metavar="ID", help="The backup to restore [newest].", show_default=False),
-    ] = None,
+    source: Annotated[str, argument("FROM", "The folder or address of the backups.")],
+    backup: Annotated[str | None, option("--backup", "ID", "The backup to restore [newest].")] = None,
     warehouse: Annotated[
-        str | None,
-        typer.Option(
-            "--warehouse",
-            metavar="PLACE",
-            help="Where to put sealed segments [in the data folder].",
-            show_default=False,
-        ),
+        str | None, option("--warehouse", "PLACE", "Where to put sealed segments [in the data folder].")
     ] = None,
     properties: PropertyOption = None,
 ) -> None:

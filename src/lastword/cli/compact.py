@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lastword.cli.options import Session, TopicArgument, command
+from lastword.cli.options import Session, TopicArgument, command, option
 from lastword.cli.output import Unit, count, heading, size, styled, table
 from lastword.errors import InvalidError
 
@@ -48,13 +48,7 @@ def compact_topic(
     session: Session,
     name: TopicArgument,
     partition: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--partition",
-            metavar="P",
-            help="Only this partition; can be repeated [all].",
-            show_default=False,
-        ),
+        list[int] | None, option("--partition", "P", "Only this partition; can be repeated [all].")
     ] = None,
     dry_run: DryRunOption = False,
     no_seal: Annotated[

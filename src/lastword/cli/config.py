@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
-from lastword.cli.options import Session, command, group
+from lastword.cli.options import Session, command, group, option
 from lastword.cli.output import styled, table
 
 app = group(
@@ -27,19 +25,16 @@ app = group(
 )
 def show(
     session: Session,
-    topic: Annotated[
-        str | None,
-        typer.Option("--topic", metavar="NAME", help="The settings of this topic.", show_default=False),
-    ] = None,
+    topic: Annotated[str | None, option("--topic", "NAME", "The settings of this topic.")] = None,
 ) -> None:
     """Show every setting, its value and its source.
 
     Without --topic: the settings that topics inherit, and the broker's own. Secrets are masked.
     """
-    from lastword.operations.table import TOPIC_CONFIG
+    from lastword.operations.table import BROKER_CONFIG, TOPIC_CONFIG
 
     backend = session.backend
-    settings = backend.broker_settings() if topic is None else backend.run(TOPIC_CONFIG, topic)
+    settings = backend.run(BROKER_CONFIG) if topic is None else backend.run(TOPIC_CONFIG, topic)
     session.output.show(settings, table(["setting", "value", "from"], [_row(each) for each in settings]))
 
 

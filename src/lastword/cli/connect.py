@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lastword.cli.options import Session, YesOption, command, group
+from lastword.cli.options import Session, YesOption, argument, command, group, option
 from lastword.cli.output import age, facts, styled, table
 from lastword.errors import InvalidError, LockedError, UnavailableError
 
 if TYPE_CHECKING:
-    from lastword.connect.target import Target
+    from lastword.connect.destination import Destination
 
-FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The YAML file of the sources.", show_default=False)
-]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The source.", show_default=False)]
+FileArgument = Annotated[Path, argument("FILE", "The YAML file of the sources.")]
+NameArgument = Annotated[str, argument("NAME", "The source.")]
 
 app = group(
     "connect",
@@ -34,13 +32,7 @@ def run(
     session: Session,
     file: FileArgument,
     metrics: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics",
-            metavar="HOST:PORT",
-            help="Serve /metrics for Prometheus at this address.",
-            show_default=False,
-        ),
+        str | None, option("--metrics", "HOST:PORT", "Serve /metrics for Prometheus at this address.")
     ] = None,
 ) -> None:
     """Run the sources of a file.
@@ -56,10 +48,14 @@ def run(
     if metrics is not None:
         _answer_metrics(metrics)
     stop = StopRequest()
-    with stop.on_signals(), _target(session, create=True) as target, Connectors(target, config):
+    with (
+        stop.on_signals(),
+        _destination(session, create=True) as destination,
+        Connectors(destination, config),
+    ):
         session.output.show(
-            {"data_folder": str(target.path), "sources": list(config.sources)},
-            facts([("data folder", str(target.path)), ("sources", ", ".join(config.sources))]),
+            {"data_folder": str(destination.path), "sources": list(config.sources)},
+            facts([("data folder", str(destination.path)), ("sources", ", ".join(config.sources))]),
             "",
             "Ctrl-C or SIGTERM stops it.",
         )
@@ -76,15 +72,15 @@ def check(session: Session, file: FileArgument) -> None:
     """
     from lastword.clock import SystemClock
     from lastword.connect import ConnectConfig
+    from lastword.connect.destination import NoDestination, RemoteDestination
     from lastword.connect.runner import check as check_sources
-    from lastword.connect.target import BesideTarget, NoTarget
 
     config = ConnectConfig.load(file)
     if session.data_folder.exists():
         with session.read() as log:
-            problems = check_sources(config, BesideTarget(log, _refuse_to_create))
+            problems = check_sources(config, RemoteDestination(log, _refuse_to_create))
     else:
-        problems = check_sources(config, NoTarget(session.data_folder, SystemClock()))
+        problems = check_sources(config, NoDestination(session.data_folder, SystemClock()))
     session.output.show(
         problems,
         table(
@@ -106,8 +102,9 @@ def status(session: Session) -> None:
     These are the sources that have run on this data folder. The exit code is 1 if a source is failing.
     """
     from lastword.clock import SystemClock
+    from lastword.operations.table import LIST_CONNECTORS
 
-    found = session.backend.connectors()
+    found = session.backend.run(LIST_CONNECTORS)
     session.output.show(found, *_status_parts(found, SystemClock().now_ms()))
     if any(each["state"] == "failing" for each in found):
         raise typer.Exit(1)
@@ -116,13 +113,17 @@ def status(session: Session) -> None:
 @command(app, "pause", examples=["lastword connect pause users"])
 def pause(session: Session, name: NameArgument) -> None:
     """Pause a source. It stays paused, even across restarts, until it is resumed."""
-    session.output.show(session.backend.pause_connector(name), f"{name} is paused.")
+    from lastword.operations.table import PAUSE_CONNECTOR
+
+    session.output.show(session.backend.run(PAUSE_CONNECTOR, name), f"{name} is paused.")
 
 
 @command(app, "resume", examples=["lastword connect resume users"])
 def resume(session: Session, name: NameArgument) -> None:
     """Resume a paused source."""
-    session.output.show(session.backend.resume_connector(name), f"{name} is resumed.")
+    from lastword.operations.table import RESUME_CONNECTOR
+
+    session.output.show(session.backend.run(RESUME_CONNECTOR, name), f"{name} is resumed.")
 
 
 @command(app, "reset", examples=["lastword connect reset users --yes"])
@@ -148,10 +149,10 @@ def reset(session: Session, name: NameArgument, yes: YesOption = False) -> None:
 
 
 @contextmanager
-def _target(session: Session, *, create: bool) -> Iterator[Target]:
+def _destination(session: Session, *, create: bool) -> Iterator[Destination]:
     """Open the log as its writer, or for reading beside the process that is its writer."""
     import lastword
-    from lastword.connect.target import BesideTarget, LogTarget
+    from lastword.connect.destination import OwnDestination, RemoteDestination
     from lastword.folder import running
     from lastword.folder.locks import writer_channel
 
@@ -165,10 +166,10 @@ def _target(session: Session, *, create: bool) -> Iterator[Target]:
                 raise
     if log is not None:
         with log:
-            yield LogTarget(log)
+            yield OwnDestination(log)
         return
     with session.read() as beside:
-        yield BesideTarget(beside, lambda *given: _create_by_server(session, *given))
+        yield RemoteDestination(beside, lambda *given: _create_by_server(session, *given))
 
 
 def _answer_metrics(address: str) -> None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.options import Session, TopicArgument, command
+from lastword.cli.options import Session, TopicArgument, command, option
 from lastword.cli.record_lines import header_line, json_line, text_line
 from lastword.errors import InvalidError
+from lastword.operations.options import check_together, on_command_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,53 +47,37 @@ def consume(
     name: TopicArgument,
     start: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="WHERE",
-            help="earliest, latest or an offset [earliest; for a named reader, its position].",
-            show_default=False,
+        option(
+            "--from", "WHERE", "earliest, latest or an offset [earliest; for a named reader, its position]."
         ),
     ] = None,
     from_time: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--from-time",
-            metavar="TIME",
-            help="Start at the first record not older than this: ISO 8601 (UTC if without zone) or milliseconds.",
-            show_default=False,
+            "TIME",
+            "Start at the first record not older than this: ISO 8601 (UTC if without zone) or milliseconds.",
         ),
     ] = None,
-    partition: Annotated[
-        int | None,
-        typer.Option("--partition", metavar="P", help="Only this partition [all].", show_default=False),
-    ] = None,
-    max_records: Annotated[
-        int | None,
-        typer.Option("--max", metavar="N", min=1, help="Stop after this many records.", show_default=False),
-    ] = None,
+    partition: Annotated[int | None, option("--partition", "P", "Only this partition [all].")] = None,
+    max_records: Annotated[int | None, option("--max", "N", "Stop after this many records.", min=1)] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing records as they are appended.")
     ] = False,
     reader: Annotated[
         str | None,
-        typer.Option(
-            "--reader",
-            metavar="NAME",
-            help="A named reader: resume at its saved position, and save the new one.",
-            show_default=False,
-        ),
+        option("--reader", "NAME", "A named reader: resume at its saved position, and save the new one."),
     ] = None,
     state: Annotated[
         bool, typer.Option("--state", help="Print the newest record of each key, without deleted keys.")
     ] = False,
     as_of: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--as-of",
-            metavar="POINT",
-            help="Print the records, or with --state the state, as of an offset, a time (ISO 8601) "
+            "POINT",
+            "Print the records, or with --state the state, as of an offset, a time (ISO 8601) "
             "or snapshot:ID.",
-            show_default=False,
         ),
     ] = None,
     compacted: Annotated[
@@ -109,16 +94,22 @@ def consume(
     """
     from lastword.operations.records import point_of, start_of
 
-    if start is not None and from_time is not None:
-        raise InvalidError("--from and --from-time both set the start; give one of them.")
     if reader is not None and partition is not None:
         raise InvalidError("A named reader reads every partition; --partition can't be used with --reader.")
-    if state and (start or from_time or follow or reader or compacted or partition is not None):
-        raise InvalidError("--state covers the whole topic; only --max and --as-of can be used with it.")
-    if as_of is not None and (start or from_time or follow or reader or compacted):
-        raise InvalidError(
-            "--as-of shows the past from the log start on; only --state, --partition and --max can be used with it."
-        )
+    check_together(
+        {
+            "from": start,
+            "from_time": from_time,
+            "partition": partition,
+            "max": max_records,
+            "follow": follow,
+            "reader": reader,
+            "state": state,
+            "as_of": as_of,
+            "compacted": compacted,
+        },
+        on_command_line,
+    )
     if compacted and (follow or reader):
         raise InvalidError(
             "--compacted reads what has been compacted; --follow and --reader can't be used with it."
@@ -126,7 +117,7 @@ def consume(
     with session.read() as log:
         topic = log.topic(name)
         printer = _Printer(json=session.output.json, partitions=topic.partitions)
-        point = None if as_of is None else point_of(topic, as_of, partition)
+        point = None if as_of is None else point_of(topic, as_of, partition, on_command_line)
         if state:
             view = topic.state(as_of=point)
             _print_batches(view.to_batches(max_chunksize=POLL_RECORDS), printer, max_records)
@@ -134,7 +125,7 @@ def consume(
         if point is not None:
             _print_batches(topic.read_as_of(point, partition=partition), printer, max_records)
             return
-        begin = start_of(topic, start, from_time, partition)
+        begin = start_of(topic, start, from_time, partition, on_command_line)
         if compacted:
             batches = topic.read_arrow(begin, partition=partition, compacted=True)
             _print_batches(batches, printer, max_records)

@@ -6,19 +6,19 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lastword.cli.backend import Appender, P, R
+from lastword.cli.backend import P, R
 from lastword.folder.paths import CONFIG_FILE
-from lastword.record_json import Json, Parsed
+from lastword.record_json import Json
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
+    from lastword.cli.options import Session
+    from lastword.config import BrokerConfig
     from lastword.log import Log
     from lastword.log.worker import Worker
     from lastword.operations.table import Operation, Role
@@ -28,41 +28,31 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Opens(Protocol):
-    """The session, as this backend uses it: it opens the log in one of three ways, and runs work that may use Spark."""
-
-    @property
-    def data_folder(self) -> Path: ...
-
-    config: Path | None
-
-    def read(self) -> Log: ...
-
-    def write(self, *, create: bool = False) -> Log: ...
-
-    def maintain(self) -> AbstractContextManager[Log]: ...
-
-    def in_background(self, work: Callable[[], T]) -> T: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Calls lastword.operations on a log that it opens."""
+    """Calls lastword.operations on a log that it opens, or on one that is open."""
 
-    session: Opens
+    session: Session
+    log: Log | None = None
 
     def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        request = operation.request(*args, **kwargs)
-
         def work() -> R:
-            with self._opened(operation.role_for(request)) as log:
-                return operation.function(log, *args, **kwargs)
+            with self._opened(operation.role_for(kwargs)) as target:
+                call = partial(operation.function, target, *args, **kwargs)
+                return run_until_signal(call, target, code=1) if operation.role == "work" else call()
 
-        if operation.may_use_spark and not request.get("dry_run"):
+        if operation.may_use_spark and not kwargs.get("dry_run"):
             return self.session.in_background(work)
         return work()
 
-    def _opened(self, role: Role) -> AbstractContextManager[Log]:
+    @contextmanager
+    def writing(self) -> Iterator[Direct]:
+        with self.session.write() as log:
+            yield replace(self, log=log)
+
+    def _opened(self, role: Role) -> AbstractContextManager[Any]:
+        if self.log is not None:
+            return nullcontext(self.log)
         match role:
             case "read":
                 return self.session.read()
@@ -70,81 +60,18 @@ class Direct:
                 return self.session.maintain()
             case "write" | "create":
                 return self.session.write(create=role == "create")
-
-    def broker_settings(self) -> list[Json]:
-        # Without opening the log: the settings can be shown before there is one.
-        from dataclasses import asdict
-
-        from lastword.config import BrokerConfig
-
-        own = self.session.data_folder / CONFIG_FILE
-        config = BrokerConfig.load(self.session.config or (own if own.exists() else None))
-        return [asdict(each) for each in config.explain()]
-
-    def skip_wal_damage(self, name: str) -> Json:
-        from lastword.broker.groups.replay import GROUPS_TOPIC, write_again
-        from lastword.operations import wal
-
-        with self.session.write() as log:
-            if name == GROUPS_TOPIC:
-                write_again(log)
-            return wal.skip_wal_damage(log, name)
+            case "work":
+                return self._worker()
+            case "folder":
+                return nullcontext(self.session.data_folder)
+            case "settings":
+                return nullcontext(self._settings())
 
     @contextmanager
-    def appender(self, name: str) -> Iterator[Appender]:
-        with self.session.write() as log:
-            # Report a missing topic before any line is read.
-            log.topic(name)
-            yield _DirectAppender(log, name)
-
-    # ------------------------------------------------------------------------------------------ sources
-
-    def connectors(self) -> list[Json]:
-        from lastword.clock import SystemClock
-        from lastword.connect.states import load_statuses
-
-        # Raises if there is no log.
-        with self.session.read():
-            return load_statuses(self.session.data_folder, SystemClock())
-
-    def pause_connector(self, name: str) -> Json:
-        from lastword.connect import states
-
-        return states.pause(self.session.data_folder, name)
-
-    def resume_connector(self, name: str) -> Json:
-        from lastword.connect import states
-
-        return states.resume(self.session.data_folder, name)
-
-    # ------------------------------------------------------------------------------------------- groups
-
-    def groups(self) -> list[Json]:
-        from lastword.broker.groups.stored import StoredGroups
-
-        with self.session.read() as log:
-            return StoredGroups(log).list_groups()
-
-    def describe_group(self, name: str) -> Json:
-        from lastword.broker.groups.stored import StoredGroups
-
-        with self.session.read() as log:
-            return StoredGroups(log).describe_group(name)
-
-    def delete_group(self, name: str) -> Json:
-        from lastword.broker.groups.stored import StoredGroups
-
-        with self.session.write() as log:
-            StoredGroups(log).delete_group(name)
-        return {"group": name, "deleted": True}
-
-    # --------------------------------------------------------------------------------------- the worker
-
-    def run_worker_once(self) -> Json:
+    def _worker(self) -> Iterator[Worker]:
         import lastword
         from lastword.clock import SystemClock
         from lastword.folder.locks import Role, RoleLock
-        from lastword.operations.working import run_worker_once
         from lastword.serve.priority import give_way
 
         with lastword.open(
@@ -153,15 +80,21 @@ class Direct:
             give_way(log.config.worker_nice)
             worker = log.worker()
             with RoleLock.acquire(log.path, Role.WORKER, SystemClock()):
-                return run_until_signal(lambda: run_worker_once(worker), worker, code=1)
+                yield worker
+
+    def _settings(self) -> BrokerConfig:
+        from lastword.config import BrokerConfig
+
+        own = self.session.data_folder / CONFIG_FILE
+        return BrokerConfig.load(self.session.config or (own if own.exists() else None))
 
     def status(self) -> Json:
         from dataclasses import asdict
 
         from lastword.clock import SystemClock
-        from lastword.connect.states import load_statuses
         from lastword.folder import running
         from lastword.folder.locks import Role, holder
+        from lastword.operations.connectors import summary
         from lastword.operations.working import worker_status
 
         folder = self.session.data_folder
@@ -179,30 +112,8 @@ class Direct:
             "worker": worker_status(folder),
             "ready": False,
             "problems": [problem],
-            "sources": {
-                "states": {each["source"]: each["state"] for each in load_statuses(folder, SystemClock())},
-                "problem": None,
-            },
+            "sources": summary(folder, SystemClock(), None),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class _DirectAppender:
-    log: Log
-    name: str
-
-    def append(
-        self, records: Sequence[Parsed], *, partition: int | None, compression: str
-    ) -> list[tuple[int, int]]:
-        from lastword.operations.records import append_records
-
-        found = append_records(self.log, self.name, records, partition=partition, compression=compression)
-        return [(each["partition"], each["offset"]) for each in found["positions"]]
-
-    def check(self, records: Sequence[Parsed], *, partition: int | None) -> None:
-        from lastword.operations.records import append_records
-
-        append_records(self.log, self.name, records, partition=partition, check_only=True)
 
 
 def run_until_signal(run: Callable[[], T], worker: Worker, *, code: int) -> T:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lastword.cli.options import Session, TopicArgument, YesOption, command
+from lastword.cli.options import Session, TopicArgument, YesOption, command, option
 from lastword.cli.output import count, facts, heading, styled
 from lastword.errors import InvalidError
+from lastword.operations.options import decoded
 
 
 def register(app: typer.Typer) -> None:
@@ -30,27 +29,13 @@ def register(app: typer.Typer) -> None:
 def erase(
     session: Session,
     name: TopicArgument,
-    key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="KEY", help="A key, as text; can be repeated.", show_default=False),
-    ] = None,
+    key: Annotated[list[str] | None, option("--key", "KEY", "A key, as text; can be repeated.")] = None,
     keys_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--keys-file",
-            metavar="FILE",
-            help="A file of keys, one per line. Empty lines are skipped.",
-            show_default=False,
-        ),
+        Path | None, option("--keys-file", "FILE", "A file of keys, one per line. Empty lines are skipped.")
     ] = None,
     key_base64: Annotated[
         list[str] | None,
-        typer.Option(
-            "--key-base64",
-            metavar="BASE64",
-            help="A key in base64, if it is not text; can be repeated.",
-            show_default=False,
-        ),
+        option("--key-base64", "BASE64", "A key in base64, if it is not text; can be repeated."),
     ] = None,
     yes: YesOption = False,
 ) -> None:
@@ -81,11 +66,7 @@ def erase(
 
 def _keys(texts: list[str], file: Path | None, encoded: list[str]) -> list[bytes]:
     keys = [os.fsencode(each) for each in texts]
-    for each in encoded:
-        try:
-            keys.append(base64.b64decode(each, validate=True))
-        except (binascii.Error, ValueError) as error:
-            raise InvalidError(f"--key-base64 {each!r} is not base64: {error}") from None
+    keys += [decoded(each, "--key-base64") for each in encoded]
     if file is not None:
         try:
             keys += [line for line in file.read_bytes().split(b"\n") if line]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lastword.cli.options import Session, TopicArgument, command
+from lastword.cli.options import Session, TopicArgument, command, option
 from lastword.cli.output import offsets, styled, table
 from lastword.cli.record_lines import EMPTY, NULL, TOMBSTONE, text
 from lastword.errors import InvalidError
+from lastword.operations.options import on_command_line, one_key
 from lastword.record_json import bytes_of
 
 if TYPE_CHECKING:
@@ -38,19 +37,10 @@ def register(group: typer.Typer) -> None:
 def explain(
     session: Session,
     name: TopicArgument,
-    partition: Annotated[
-        int | None,
-        typer.Option("--partition", metavar="P", help="Only this partition [all].", show_default=False),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option("--key", metavar="KEY", help="Only records of this key, as text.", show_default=False),
-    ] = None,
+    partition: Annotated[int | None, option("--partition", "P", "Only this partition [all].")] = None,
+    key: Annotated[str | None, option("--key", "KEY", "Only records of this key, as text.")] = None,
     key_base64: Annotated[
-        str | None,
-        typer.Option(
-            "--key-base64", metavar="BASE64", help="Only records of this key, in base64.", show_default=False
-        ),
+        str | None, option("--key-base64", "BASE64", "Only records of this key, in base64.")
     ] = None,
     from_offset: Annotated[
         int, typer.Option("--from", metavar="OFFSET", help="Start at this offset.", min=0)
@@ -79,34 +69,22 @@ def explain(
     if worker and force:
         raise InvalidError("--worker and --force contradict each other; give one of them.")
     run: Run = "worker" if worker else "forced" if force else "asked for"
-    from lastword.operations.explaining import explain as explained
+    from lastword.operations.table import EXPLAIN
 
-    with session.read() as log:
-        found = explained(
-            log,
-            name,
-            partition=partition,
-            key=_key(key, key_base64),
-            from_offset=from_offset,
-            limit=limit,
-            run=run,
-            seal=not no_seal,
-        )
+    found = session.backend.run(
+        EXPLAIN,
+        name,
+        partition=partition,
+        key=one_key(None if key is None else os.fsencode(key), key_base64, on_command_line),
+        from_offset=from_offset,
+        limit=limit,
+        run=run,
+        seal=not no_seal,
+    )
     for each in found["partitions"]:
         if each["problem"]:
             session.output.warn(f"partition {each['partition']} can't be shown completely: {each['problem']}")
     session.output.show(found, *_parts(found))
-
-
-def _key(given: str | None, encoded: str | None) -> bytes | None:
-    if given is not None and encoded is not None:
-        raise InvalidError("--key and --key-base64 name two keys; give one of them.")
-    if encoded is None:
-        return None if given is None else os.fsencode(given)
-    try:
-        return base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidError(f"--key-base64 {encoded!r} is not base64: {error}") from None
 
 
 def _parts(found: dict[str, Any]) -> list[Any]:

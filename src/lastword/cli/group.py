@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from lastword.cli.options import Session, YesOption, command, group
+from lastword.cli.options import Session, YesOption, argument, command, group
 from lastword.cli.output import age, count, facts, heading, table
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The group.", show_default=False)]
+NameArgument = Annotated[str, argument("NAME", "The group.")]
 
 app = group(
     "group",
@@ -25,7 +25,9 @@ def list_groups(session: Session) -> None:
 
     Behind is the number of offsets, summed over all partitions of a group.
     """
-    found = session.backend.groups()
+    from lastword.operations.table import LIST_GROUPS
+
+    found = session.backend.run(LIST_GROUPS)
     if not found:
         session.output.show(found, "There are no consumer groups.")
         return
@@ -56,16 +58,20 @@ def describe(session: Session, name: NameArgument) -> None:
     Behind, the lag in a partition, is the log end minus the committed offset. It includes offsets whose records
     compaction has removed. Without a server, the members are those at the time the server stopped.
     """
-    found = session.backend.describe_group(name)
+    from lastword.operations.table import DESCRIBE_GROUP
+
+    found = session.backend.run(DESCRIBE_GROUP, name)
     session.output.show(found, *_parts(found, time.time_ns() // 1_000_000))
 
 
 @command(app, "delete", examples=["lastword group delete billing --yes"])
 def delete(session: Session, name: NameArgument, yes: YesOption = False) -> None:
     """Delete a group without members, and its committed offsets."""
+    from lastword.operations.table import DELETE_GROUP
+
     if not session.confirm(f"Delete the group {name!r} with its committed offsets?", yes=yes):
         raise typer.Exit(1)
-    session.output.show(session.backend.delete_group(name), f"Deleted the group {name}.")
+    session.output.show(session.backend.run(DELETE_GROUP, name), f"Deleted the group {name}.")
 
 
 def _parts(found: dict[str, Any], now_ms: int) -> list[Any]:

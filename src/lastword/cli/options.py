@@ -36,23 +36,22 @@ DATA_VARIABLE = "LASTWORD_DATA"
 DEBUG_VARIABLE = "LASTWORD_DEBUG"
 DEFAULT_DATA = "lastword-data"
 
+
+def option(name: str, metavar: str, help: str, **own: Any) -> Any:  # noqa: A002
+    """Declare an option with a value. Its help describes the default."""
+    return typer.Option(name, metavar=metavar, help=help, show_default=False, **own)
+
+
+def argument(metavar: str, help: str, **own: Any) -> Any:  # noqa: A002
+    return typer.Argument(metavar=metavar, help=help, show_default=False, **own)
+
+
 DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        metavar="DIR",
-        help=f"Data folder [${DATA_VARIABLE}, else ./{DEFAULT_DATA}].",
-        show_default=False,
-    ),
+    Path | None, option("--data", "DIR", f"Data folder [${DATA_VARIABLE}, else ./{DEFAULT_DATA}].")
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help=f"Settings file [{CONFIG_FILE} in the data folder, if there is one].",
-        show_default=False,
-    ),
+    option("--config", "FILE", f"Settings file [{CONFIG_FILE} in the data folder, if there is one]."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 VerboseOption = Annotated[
@@ -62,7 +61,7 @@ VerboseOption = Annotated[
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
-TopicArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.", show_default=False)]
+TopicArgument = Annotated[str, argument("NAME", "The topic.")]
 
 _SHARED: dict[str, tuple[Any, object]] = {
     "data": (DataOption, None),
@@ -72,7 +71,7 @@ _SHARED: dict[str, tuple[Any, object]] = {
 }
 
 _SPARKS_OWN = ("py4j", "pyspark")
-"""Spark's loggers, which log errors that we report anyway, and interruptions."""
+"""Spark's loggers. They log interruptions, and errors that we report anyway."""
 
 Body = Callable[..., None]
 
@@ -110,31 +109,40 @@ class Session:
 
     def read(self) -> Log:
         """Open the log for reading. Nothing is locked, and another process may be writing to it."""
-        import lastword
-
-        return lastword.open(self.data_folder, config=self.config, read_only=True, create=False)
+        return self._open(read_only=True, create=False)
 
     def write(self, *, create: bool = False) -> Log:
         """Open the log as its writer."""
-        import lastword
-
-        return lastword.open(self.data_folder, config=self.config, create=create)
+        return self._open(create=create)
 
     @contextmanager
     def maintain(self) -> Iterator[Log]:
         """Open the log to seal, compact and so on, with the maintenance role.
 
-        Not as its writer: an application may be the writer already, or become it meanwhile. The writer is asked to
-        roll its files. If there is none, this process becomes the writer for a moment.
+        This process does not become the writer, because an application may already be, or become, the writer. The writer
+        is asked to roll its files. If there is none, this process becomes the writer for a moment.
         """
-        import lastword
         from lastword.operations.maintaining import wait_for_maintenance
 
         with (
-            lastword.open(self.data_folder, config=self.config, maintain_only=True, create=False) as log,
+            self._open(maintain_only=True, create=False) as log,
             wait_for_maintenance(log),
         ):
             yield log
+
+    def _open(self, *, create: bool, read_only: bool = False, maintain_only: bool = False) -> Log:
+        from lastword.loading import load_arrow_without_pandas
+
+        load_arrow_without_pandas()
+        import lastword
+
+        return lastword.open(
+            self.data_folder,
+            config=self.config,
+            create=create,
+            read_only=read_only,
+            maintain_only=maintain_only,
+        )
 
     def in_background(self, work: Callable[[], T]) -> T:
         """Do work that may use Spark in its own thread, including the opening of the log, and wait for it.
@@ -170,7 +178,7 @@ class Session:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def take(self, given: dict[str, Any]) -> None:
-        """Take the shared options of one level of the command, which win over those taken before."""
+        """Take the shared options of one level of the command. They override those of earlier levels."""
         self.data = given.get("data") or self.data
         self.config = given.get("config") or self.config
         self.output.json = given.get("json", False) or self.output.json
@@ -182,7 +190,7 @@ def command(
 ) -> Callable[[Body], Body]:
     """Declare a command. Its body gets the session first, then its own arguments and options.
 
-    The command's result has everything that the loggers in `shown` log, so they are silenced.
+    The loggers in `shown` are silenced, because the command's result has everything that they log.
     """
 
     def declare(body: Body) -> Body:

@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from lastword.cli.backend import Appender
+from lastword.cli.backend import Backend
 from lastword.cli.input_lines import (
     Format,
     json_format,
@@ -27,7 +27,7 @@ from lastword.cli.input_lines import (
     read_runs,
     value_format,
 )
-from lastword.cli.options import Session, TopicArgument, command
+from lastword.cli.options import Session, TopicArgument, command, option
 from lastword.cli.output import count, size, table
 from lastword.errors import InvalidError, InvalidRecordError, LastwordError
 from lastword.record_json import Parsed
@@ -68,11 +68,10 @@ def produce(
     name: TopicArgument,
     file: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--file",
-            metavar="FILE",
-            help="Read this file instead of standard input. Every line is checked before any is appended.",
-            show_default=False,
+            "FILE",
+            "Read this file instead of standard input. Every line is checked before any is appended.",
         ),
     ] = None,
     separator: Annotated[
@@ -84,11 +83,10 @@ def produce(
     ] = False,
     null_value: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--null-value",
-            metavar="TEXT",
-            help="A value of exactly this text is null: a tombstone. Without it no line is a tombstone.",
-            show_default=False,
+            "TEXT",
+            "A value of exactly this text is null: a tombstone. Without it no line is a tombstone.",
         ),
     ] = None,
     jsonl: Annotated[
@@ -97,11 +95,8 @@ def produce(
     ] = False,
     partition: Annotated[
         int | None,
-        typer.Option(
-            "--partition",
-            metavar="P",
-            help="Append to this partition [the key's partition; without a key, round robin].",
-            show_default=False,
+        option(
+            "--partition", "P", "Append to this partition [the key's partition; without a key, round robin]."
         ),
     ] = None,
     compression: Annotated[
@@ -119,11 +114,15 @@ def produce(
     An empty value is a value. On a terminal each line is appended as it is typed; Ctrl-D ends the input.
     """
     line_format = _format(separator, no_key=no_key, null_value=null_value, jsonl=jsonl)
-    with session.backend.appender(name) as appender, _input(file) as source:
+    from lastword.operations.table import PRODUCE
+
+    with session.backend.writing() as backend, _input(file) as source:
+        # Report a missing topic before any line is read.
+        backend.run(PRODUCE, name, [], check_only=True)
         job = _Job(
             session=session,
             topic=name,
-            appender=appender,
+            backend=backend,
             source=source,
             line_format=line_format,
             partition=partition,
@@ -216,7 +215,7 @@ class _Job:
 
     session: Session
     topic: str
-    appender: Appender
+    backend: Backend
     source: _Source
     line_format: Format
     partition: int | None
@@ -298,21 +297,30 @@ class _Job:
             raise self._bad_line(*bad, self._appended())
 
     def _append(self, lines: Sequence[_Numbered]) -> None:
+        from lastword.operations.table import PRODUCE
+
         if not lines:
             return
         records = [each.parsed for each in lines]
-        for partition, offset in self.appender.append(
-            records, partition=self.partition, compression=self.compression
-        ):
-            self._count(partition, offset)
+        appended = self.backend.run(
+            PRODUCE, self.topic, records, partition=self.partition, compression=self.compression
+        )
+        for each in appended["positions"]:
+            self._count(each["partition"], each["offset"])
         self.records += len(records)
         self.size_bytes += sum(_size(each) for each in records)
+
+    def _check(self, lines: Sequence[_Numbered]) -> None:
+        from lastword.operations.table import PRODUCE
+
+        records = [each.parsed for each in lines]
+        self.backend.run(PRODUCE, self.topic, records, partition=self.partition, check_only=True)
 
     def _first_wrong(self, lines: Sequence[_Numbered]) -> tuple[int, LastwordError] | None:
         """Return the first line that the topic refuses, and the error."""
         for together in _pieces(lines):
             try:
-                self.appender.check([each.parsed for each in together], partition=self.partition)
+                self._check(together)
                 continue
             except InvalidError:
                 pass
@@ -320,12 +328,12 @@ class _Job:
             while len(together) > 1:
                 half = together[: len(together) // 2]
                 try:
-                    self.appender.check([each.parsed for each in half], partition=self.partition)
+                    self._check(half)
                     together = together[len(half) :]
                 except InvalidError:
                     together = half
             try:
-                self.appender.check([together[0].parsed], partition=self.partition)
+                self._check(together)
             except InvalidError as error:
                 return together[0].number, error
         return None

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
-from lastword.cli.backend import Appender, P, R
+from lastword.cli.backend import P, R
 from lastword.clock import SystemClock
 from lastword.errors import UnavailableError
 from lastword.folder.problems import from_problem
 from lastword.folder.running import RunningServer
-from lastword.record_json import Json, Parsed, parsed_data
+from lastword.record_json import Json
 
 if TYPE_CHECKING:
     from lastword.operations.table import Operation
@@ -37,91 +37,38 @@ class Remote:
     def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         path, said = operation.address(operation.request(*args, **kwargs))
         # What is not said has its default there, too.
-        said = {name: value for name, value in said.items() if value is not None}
+        body: Json | None = {name: value for name, value in said.items() if value is not None}
+        if operation.verb in ("GET", "DELETE"):
+            path, body = f"{path}?{urlencode(body)}" if body else path, None
         found: Any
-        if operation.verb == "GET":
-            found = self._ask("GET", f"{path}?{urlencode(said)}" if said else path)
-        elif operation.in_worker:
-            found = self._job(path, said, cast("OnProgress | None", kwargs.get("progress")))
+        if operation.process == "worker":
+            progress = cast("OnProgress | None", kwargs.get("progress"))
+            found = self._job(operation.verb, path, body, progress)
         else:
-            found = self._ask(operation.verb, path, None if operation.verb == "DELETE" else said)
+            found = self._ask(operation.verb, path, body)
         return cast(R, found)
 
-    def broker_settings(self) -> list[Json]:
-        return self._list("/v1/config")
-
-    def skip_wal_damage(self, name: str) -> Json:
-        return self._post(_topic(name, "wal/skip-damage"), {})
-
-    @contextmanager
-    def appender(self, name: str) -> Iterator[Appender]:
-        # Report a missing topic before any line is read.
-        self._list(_topic(name, "config"))
-        yield _RemoteAppender(self, name)
-
-    def append(self, name: str, body: Json) -> Json:
-        return self._post(_topic(name, "records"), body)
-
-    # ------------------------------------------------------------------------------------------ sources
-
-    def connectors(self) -> list[Json]:
-        return self._list("/v1/connectors")
-
-    def pause_connector(self, name: str) -> Json:
-        return self._post(f"/v1/connectors/{quote(name, safe='')}/pause", {})
-
-    def resume_connector(self, name: str) -> Json:
-        return self._post(f"/v1/connectors/{quote(name, safe='')}/resume", {})
-
-    # ------------------------------------------------------------------------------------------- groups
-
-    def groups(self) -> list[Json]:
-        return self._list("/v1/groups")
-
-    def describe_group(self, name: str) -> Json:
-        return self._get(f"/v1/groups/{quote(name, safe='')}")
-
-    def delete_group(self, name: str) -> Json:
-        found: Json = self._ask("DELETE", f"/v1/groups/{quote(name, safe='')}")
-        return found
-
-    # --------------------------------------------------------------------------------------- the worker
-
-    def run_worker_once(self) -> Json:
-        return self._job("/v1/worker/run", {})
+    def writing(self) -> AbstractContextManager[Remote]:
+        return nullcontext(self)
 
     def status(self) -> Json:
-        return self._get("/v1/status")
+        found: Json = self._ask("GET", "/v1/status")
+        return found
 
     # ---------------------------------------------------------------------------------------------- HTTP
-
-    def _list(self, path: str) -> list[Json]:
-        with self._sent("GET", path, None, "application/json") as response:
-            found: list[Json] = _content(response)
-            return found
-
-    def _get(self, path: str) -> Json:
-        found: Json = self._ask("GET", path)
-        return found
-
-    def _post(self, path: str, body: Json) -> Json:
-        found: Json = self._ask("POST", path, body)
-        return found
 
     def _ask(self, method: str, path: str, body: Json | None = None) -> Any:
         with self._sent(method, path, body, "application/json") as response:
             return _content(response)
 
-    def _job(self, path: str, body: Json, progress: OnProgress | None = None) -> Json:
+    def _job(self, method: str, path: str, body: Json | None, progress: OnProgress | None) -> Any:
         """Start a long job, and follow its events to the result."""
-        with self._sent("POST", path, body, "text/event-stream") as response:
+        with self._sent(method, path, body, "text/event-stream") as response:
             if response.headers.get_content_type() != "text/event-stream":
-                found: Json = _content(response)
-                return found
+                return _content(response)
             for event, data in _events(response):
                 if event == "result":
-                    result: Json = data
-                    return result
+                    return data
                 if event == "problem":
                     raise from_problem(data)
                 if event == "progress" and progress is not None:
@@ -183,32 +130,6 @@ class Remote:
                 f"can't be read: {error.strerror or error}"
             ) from error
         return {"Authorization": f"Bearer {token}"}
-
-
-@dataclass(frozen=True, slots=True)
-class _RemoteAppender:
-    remote: Remote
-    name: str
-
-    def append(
-        self, records: Sequence[Parsed], *, partition: int | None, compression: str
-    ) -> list[tuple[int, int]]:
-        found = self.remote.append(
-            self.name,
-            {"records": _data(records), "partition": partition, "compression": compression},
-        )
-        return [(each["partition"], each["offset"]) for each in found["positions"]]
-
-    def check(self, records: Sequence[Parsed], *, partition: int | None) -> None:
-        self.remote.append(self.name, {"records": _data(records), "partition": partition, "check_only": True})
-
-
-def _data(records: Sequence[Parsed]) -> list[Json]:
-    return [parsed_data(each) for each in records]
-
-
-def _topic(name: str, what: str = "") -> str:
-    return f"/v1/topics/{quote(name, safe='')}{f'/{what}' if what else ''}"
 
 
 def _content(response: http.client.HTTPResponse) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lastword.cli.options import Session, command, group
+from lastword.cli.options import Session, command, group, option
 from lastword.cli.output import age, heading, offsets, size, styled, table
 
 app = group(
@@ -30,10 +30,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be removed; change nothing.")
     ] = False,
-    topic: Annotated[
-        list[str] | None,
-        typer.Option("--topic", metavar="NAME", help="Only this topic; can be repeated.", show_default=False),
-    ] = None,
+    topic: Annotated[list[str] | None, option("--topic", "NAME", "Only this topic; can be repeated.")] = None,
 ) -> None:
     """Run one round of retention.
 

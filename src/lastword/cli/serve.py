@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.options import Session, command
+from lastword.cli.options import Session, command, option
 from lastword.cli.output import facts
 from lastword.errors import InvalidConfigError, InvalidError
 from lastword.folder.paths import CONFIG_FILE
@@ -37,30 +37,22 @@ def serve(
     session: Session,
     kafka: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--kafka",
-            metavar="HOST:PORT",
-            help="Address for Kafka clients [kafka.listen, 127.0.0.1:9092]. Port 0 is any free port.",
-            show_default=False,
+            "HOST:PORT",
+            "Address for Kafka clients [kafka.listen, 127.0.0.1:9092]. Port 0 is any free port.",
         ),
     ] = None,
     admin: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--admin",
-            metavar="HOST:PORT",
-            help="Address of the admin API [admin.listen, 127.0.0.1:9644]. Port 0 is any free port.",
-            show_default=False,
+            "HOST:PORT",
+            "Address of the admin API [admin.listen, 127.0.0.1:9644]. Port 0 is any free port.",
         ),
     ] = None,
     connect: Annotated[
-        Path | None,
-        typer.Option(
-            "--connect",
-            metavar="SOURCES",
-            help="Also run the sources of this file [connect.file].",
-            show_default=False,
-        ),
+        Path | None, option("--connect", "SOURCES", "Also run the sources of this file [connect.file].")
     ] = None,
 ) -> None:
     """Serve Kafka clients and the admin API, and run the worker.

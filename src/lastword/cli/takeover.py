@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lastword.cli.options import Session, YesOption, command
+from lastword.cli.options import Session, YesOption, argument, command
 from lastword.cli.output import count, table
 from lastword.errors import InvalidError, UnknownTopicError
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from lastword.maintenance.takeover import TakenOver
     from lastword.segments.model import Owner, TopicInfo
 
-TopicsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[TOPIC]...", help="The topics.", show_default=False)
-]
+TopicsArgument = Annotated[list[str] | None, argument("[TOPIC]...", "The topics.")]
 AllOption = Annotated[
     bool, typer.Option("--all", help="Every topic of the catalog that belongs to another folder.")
 ]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lastword.cli.options import Session, TopicArgument, YesOption, command, group
+from lastword.cli.options import Session, TopicArgument, YesOption, command, group, option
 from lastword.cli.output import count, heading, offsets, size, styled, table
 from lastword.errors import InvalidConfigError, InvalidError, UnknownTopicError
 
@@ -25,11 +25,10 @@ app = group(
 
 SettingsOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--config",
-        metavar="KEY=VALUE",
-        help="A setting of the topic; can be repeated. A value without '=' is the settings file.",
-        show_default=False,
+        "KEY=VALUE",
+        "A setting of the topic; can be repeated. A value without '=' is the settings file.",
     ),
 ]
 
@@ -51,13 +50,7 @@ def create(
     name: TopicArgument,
     partitions: Annotated[int, typer.Option("--partitions", metavar="N", help="Number of partitions.")] = 1,
     cleanup_policy: Annotated[
-        str | None,
-        typer.Option(
-            "--cleanup-policy",
-            metavar="POLICY",
-            help="delete, compact or compact,delete.",
-            show_default=False,
-        ),
+        str | None, option("--cleanup-policy", "POLICY", "delete, compact or compact,delete.")
     ] = None,
     config: SettingsOption = None,
 ) -> None:
@@ -88,18 +81,14 @@ def alter(
     config: SettingsOption = None,
     delete_config: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--delete-config",
-            metavar="KEY",
-            help="Remove a setting of the topic, so that it is inherited again; can be repeated.",
-            show_default=False,
+            "KEY",
+            "Remove a setting of the topic, so that it is inherited again; can be repeated.",
         ),
     ] = None,
     partitions: Annotated[
-        int | None,
-        typer.Option(
-            "--partitions", metavar="N", help="The new, larger number of partitions.", show_default=False
-        ),
+        int | None, option("--partitions", "N", "The new, larger number of partitions.")
     ] = None,
 ) -> None:
     """Change settings of a topic, or add partitions. Either all changes are applied or none."""
@@ -345,18 +334,8 @@ def _sealed_parts(report: dict[str, Any]) -> list[Any]:
 def delete_records(
     session: Session,
     name: TopicArgument,
-    partition: Annotated[
-        int, typer.Option("--partition", metavar="P", help="The partition.", show_default=False)
-    ],
-    before: Annotated[
-        int,
-        typer.Option(
-            "--before",
-            metavar="OFFSET",
-            help="The new log start; -1 deletes all records.",
-            show_default=False,
-        ),
-    ],
+    partition: Annotated[int, option("--partition", "P", "The partition.")],
+    before: Annotated[int, option("--before", "OFFSET", "The new log start; -1 deletes all records.")],
 ) -> None:
     """Delete the records of a partition before an offset. Reads no longer return them."""
     from lastword.operations.table import DELETE_RECORDS

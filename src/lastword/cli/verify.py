@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lastword.cli.options import Session, TopicArgument, command
+from lastword.cli.options import Session, TopicArgument, command, option
 from lastword.cli.output import count, facts, styled, table
 from lastword.cli.record_lines import text, time_text
 from lastword.record_json import bytes_of
@@ -29,21 +29,11 @@ def verify(
     name: TopicArgument,
     before: Annotated[
         int | None,
-        typer.Option(
-            "--before",
-            metavar="SNAPSHOT",
-            help="The earlier snapshot [the one before the later snapshot].",
-            show_default=False,
-        ),
+        option("--before", "SNAPSHOT", "The earlier snapshot [the one before the later snapshot]."),
     ] = None,
     after: Annotated[
         int | None,
-        typer.Option(
-            "--after",
-            metavar="SNAPSHOT",
-            help="The later snapshot [the last compaction; with --before, the newest].",
-            show_default=False,
-        ),
+        option("--after", "SNAPSHOT", "The later snapshot [the last compaction; with --before, the newest]."),
     ] = None,
 ) -> None:
     """Prove on Spark that compaction lost nothing.

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from lastword.cli.options import Session, TopicArgument, YesOption, command, group
+from lastword.cli.options import Session, TopicArgument, YesOption, argument, command, group, option
 from lastword.cli.output import age, count, facts, heading, offsets, size, styled, table
 from lastword.cli.record_lines import json_line
 from lastword.errors import CorruptError, InvalidError
@@ -28,9 +28,7 @@ app = group(
 @command(app, "show", examples=["lastword wal show", "lastword wal show users --json"])
 def show(
     session: Session,
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The topic [all].", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument("NAME", "The topic [all].")] = None,
 ) -> None:
     """Show WAL files by partition, files kept aside, and known damage."""
     from lastword.operations.table import SHOW_WAL
@@ -130,22 +128,15 @@ def export(
     name: TopicArgument,
     from_offset: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--from-offset",
-            metavar="N",
+            "N",
+            "Start at this offset, sealed or not [only unsealed records]. Needs no catalog.",
             min=0,
-            help="Start at this offset, sealed or not [only unsealed records]. Needs no catalog.",
-            show_default=False,
         ),
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            metavar="FILE",
-            help="Write to this new file instead of standard output.",
-            show_default=False,
-        ),
+        Path | None, option("--file", "FILE", "Write to this new file instead of standard output.")
     ] = None,
 ) -> None:
     """Print the records that only this data folder's WAL has.
@@ -221,7 +212,7 @@ def repair(
     With --skip they are skipped permanently, and the damaged files are kept aside. Without --skip nothing is changed,
     and the exit code is 1 if there is damage.
     """
-    from lastword.operations.table import WAL_DAMAGE
+    from lastword.operations.table import SKIP_DAMAGE, WAL_DAMAGE
 
     backend = session.backend
     found = backend.run(WAL_DAMAGE, name)
@@ -241,7 +232,7 @@ def repair(
     if not session.confirm(question, yes=yes):
         session.output.show(found, "Nothing was changed.")
         raise typer.Exit(1)
-    skipped = backend.skip_wal_damage(name)
+    skipped = backend.run(SKIP_DAMAGE, name)
     session.output.show(
         skipped,
         table(_COLUMNS, [_row(each) for each in skipped["damage"]]),

@@ -44,12 +44,13 @@ def worker(
     import lastword
     from lastword.clock import SystemClock
     from lastword.folder.locks import Role, RoleLock
+    from lastword.operations.table import RUN_WORKER
     from lastword.serve.priority import give_way
 
     if once:
         # Its errors are in the result.
         set_up_logging(session.verbose, ["lastword.log.worker", "lastword.log", "lastword.compaction.job"])
-        _show_status(session, session.backend.run_worker_once())
+        _show_status(session, session.backend.run(RUN_WORKER))
         return
     with lastword.open(session.data_folder, config=session.config, maintain_only=True, create=False) as log:
         give_way(log.config.worker_nice)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lastword.clock import Clock, monotonic_s
-from lastword.compaction.engine import Engine
+from lastword.compaction.engine import Engine, InlineEngine
 from lastword.compaction.holds import Uptime
 from lastword.compaction.job import topic_failed
 from lastword.compaction.plan import PartitionPlan
 from lastword.compaction.reports import CompactionReport, PartitionReport
+from lastword.compaction.request import CompactionRequest, Scope
+from lastword.compaction.round import Round
 from lastword.compaction.service import (
-    CompactionRequest,
     CompactionServiceFactory,
     CompactsManyTopics,
     EngineFactory,
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
+
+ROUNDS_JOB_BYTES = 256 << 20
+"""Smaller rounds are sooner done in this process than a Spark job is."""
 
 
 class Compaction:
@@ -61,23 +65,9 @@ class Compaction:
         self._services: dict[str, TopicCompactionService] = {}
         self._lock = threading.Lock()
 
-    def plan(
-        self,
-        topic: str,
-        *,
-        partitions: Sequence[int] | None = None,
-        asked_for: bool = False,
-        force: bool = False,
-    ) -> list[PartitionPlan]:
+    def plan(self, topic: str, scope: Scope) -> list[PartitionPlan]:
         """Return what would be compacted now, why, and an estimate of what it would reclaim. Change nothing."""
-        return plan_target(
-            self._target(topic),
-            clock=self._clock,
-            partitions=partitions,
-            asked_for=asked_for,
-            force=force,
-            estimates=True,
-        )
+        return plan_target(self._target(topic), scope, clock=self._clock, estimates=True)
 
     def run(self, topics: Sequence[str], request: CompactionRequest) -> CompactionReport:
         """Compact topics: as one job if the service can, otherwise one after another."""
@@ -145,6 +135,23 @@ class Compaction:
         if isinstance(factory, EngineFactory) and isinstance(factory.engine, SparkEngine):
             return factory.engine, True
         return SparkEngine(self._config.spark, log_path=spark_log(self._data_folder)), False
+
+    def run_rounds(self, rounds: Sequence[Round]) -> Sequence[object]:
+        """Carry out rounds of sealing: on a Spark that is running, if it reaches the WAL and they pay for a job.
+
+        Otherwise in this process.
+        """
+        factory = self._factory
+        engine = factory.engine if isinstance(factory, EngineFactory) else None
+        is_worth_a_job = len(rounds) > 1 and sum(each.size_bytes for each in rounds) >= ROUNDS_JOB_BYTES
+        if (
+            engine is not None
+            and is_worth_a_job
+            and engine.reaches_local_files
+            and getattr(engine, "state", "") == "running"
+        ):
+            return engine.run_rounds(rounds)
+        return InlineEngine().run_rounds(rounds)
 
     def engine_state(self) -> dict[str, str]:
         """Return the factory that compacts and the state of its engine. Start nothing."""

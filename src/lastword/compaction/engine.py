@@ -1,7 +1,7 @@
 """Engines, which carry out units: the protocol of an engine, and the one that works in this process.
 
 An engine takes units of any topics and partitions and returns an outcome or an error for each. It decides
-nothing about records. The kernels do, and they are the same everywhere.
+nothing about records. task.py does, and is the same everywhere.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from lastword.clock import monotonic_s
-from lastword.compaction import kernels
+from lastword.compaction import task
 from lastword.compaction.keyset import SetTooLargeError, Share
 from lastword.compaction.plan import MAX_SHARES, Way
+from lastword.compaction.round import Round, RoundDamaged, RoundDone, RoundSkipped
 from lastword.compaction.rules import oldest_of_all
+from lastword.compaction.sealing import seal_round
 from lastword.compaction.survivors import Mask, Survivors, finish, pack, unpack
 from lastword.compaction.unit import Outcome, Unit
 from lastword.errors import LastwordError
@@ -35,6 +40,9 @@ class Job:
     unit: Unit
     way: Way
     shares: int = 1
+
+
+RoundResult = RoundDone | RoundDamaged | RoundSkipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +78,15 @@ class Engine(Protocol):
     @property
     def parallel(self) -> int: ...
 
+    @property
+    def reaches_local_files(self) -> bool:
+        """Whether its tasks run on this machine, so that they can read the WAL."""
+        ...
+
+    def run_rounds(self, rounds: Sequence[Round]) -> list[RoundResult | Failure | TooLarge]:
+        """Return a result for each round of sealing, in their order."""
+        ...
+
     def run(self, jobs: Sequence[Job]) -> list[Result]:
         """Return a result for each job, in their order. The failure of one does not affect the others."""
         ...
@@ -96,10 +113,20 @@ def _failure(error: Exception) -> Failure:
 def carry_out(unit: Unit) -> Result:
     """Run the only stage, in a task. Errors become results, so that they don't affect other units."""
     try:
-        return _with_tombstones(unit, kernels.compact(unit))
+        return _with_tombstones(unit, task.compact(unit))
     except SetTooLargeError:
         return TooLarge()
     except Exception as error:  # noqa: BLE001 - no error may affect other units
+        return _failure(error)
+
+
+def carry_out_round(unit: Round) -> RoundResult | Failure | TooLarge:
+    """Compact a round while it is sealed, in a task. Errors become results, so that they don't affect other rounds."""
+    try:
+        return seal_round(unit)
+    except SetTooLargeError:
+        return TooLarge()
+    except Exception as error:  # noqa: BLE001 - no error may affect other rounds
         return _failure(error)
 
 
@@ -131,7 +158,7 @@ def rewrite_found(unit: Unit, masks: Sequence[Mask], *, keys_only: bool = False)
     """Run the second stage, in a task. With `keys_only`, complete the masks first."""
     try:
         read_bytes = sum(finish(unit, index, mask) for index, mask in enumerate(masks)) if keys_only else 0
-        outcome = _with_tombstones(unit, kernels.rewrite_masked(unit, masks))
+        outcome = _with_tombstones(unit, task.rewrite_masked(unit, masks))
         return replace(outcome, read_bytes=outcome.read_bytes + read_bytes)
     except Exception as error:  # noqa: BLE001 - no error may affect other units
         return _failure(error)
@@ -152,9 +179,8 @@ def _count_tombstones(unit: Unit, segment: Segment) -> int:
     with RawSegment(unit.files, segment) as raw:
         for group in raw.row_groups:
             if group.null_values != 0:
-                rows = raw.columns(["key", "value"], [group])
-                without_value = rows.filter(rows.column("value").is_null())
-                count += len(without_value) - without_value.column("key").null_count
+                has_key = raw.columns(["key"], [group]).column("key").is_valid().to_numpy()
+                count += int(np.count_nonzero(has_key & raw.without_value(group)))
     return count
 
 
@@ -170,7 +196,7 @@ def join(
         partition=unit.partition,
         segments=unit.segments,
         rewritten=tuple(rewritten for each in outcomes for rewritten in each.rewritten),
-        spared=any(each.spared for each in outcomes),
+        marked=tuple(marked for each in outcomes for marked in each.marked),
         read_bytes=sum(each.read_bytes for each in outcomes) + sum(each.read_bytes for each in shares),
         duration_s=duration_s,
         peak_set_bytes=max((each.set_bytes for each in shares), default=0),
@@ -181,16 +207,23 @@ def join(
 
 
 class InlineEngine:
-    """Runs the same kernels in this process, for a machine without Java. One unit at a time."""
+    """Runs the same tasks in this process, for a machine without Java. One unit at a time."""
 
     name = "inline"
     parallel = 1
+    reaches_local_files = True
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or min(2, os.cpu_count() or 1)
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
         return [self._run(replace(job, unit=replace(job.unit, threads=self._threads))) for job in jobs]
+
+    def run_rounds(self, rounds: Sequence[Round]) -> list[RoundResult | Failure | TooLarge]:
+        """Carry out some rounds at a time: most of the work needs no lock of the interpreter."""
+        threads = max(1, self._threads // len(rounds)) if rounds else 1
+        with ThreadPoolExecutor(min(self._threads, max(1, len(rounds))), "lastword-rounds") as pool:
+            return list(pool.map(carry_out_round, [replace(each, threads=threads) for each in rounds]))
 
     def close(self) -> None:
         pass

@@ -1,9 +1,8 @@
 """Chooses the neighbouring segments that become one file, while their masks arrive, the newest segment first.
 
-Segments that are rewritten anyway are joined while the result stays under segment.bytes. So are dirty segments,
-which are new and often small. A clean segment that loses nothing joins only if it is no larger than the group
-that it joins: each rewrite at least doubles the file, so that no record is rewritten often. A file that is large
-enough takes in no more, and the next one can be written in parallel.
+Segments that are rewritten anyway are joined while the result stays under segment.bytes. So are small dirty
+segments. Any other segment joins only if it is small for a file, and the file grows by much: so no record is rewritten
+often. A file that is large enough takes in no more, and the next one can be written in parallel.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A segment, its expected size, whether it loses records, and whether it may be joined freely.
-
-    It may if it is rewritten anyway, or new. `spared`: it would lose so few records that it is left alone.
-    """
+    """A segment, its expected size, whether it is rewritten in any case, and whether it may be joined freely."""
 
     index: int
     expected_bytes: int
-    loses: bool
+    is_rewritten: bool
     free_to_join: bool
     min_timestamp_ms: int
     max_timestamp_ms: int
-    spared: bool = False
 
 
+SMALL_BYTES = 1 << 20
+"""A dirty segment up to this size is joined freely: it costs less to write it again than to have one more file."""
+GROWTH = 1.6
+"""How much larger a file must become if a segment is written again only to be joined."""
 LARGE_ENOUGH_BYTES = 32 << 20
 MOST_FILES = 64
 
@@ -48,7 +47,7 @@ def groups(
     for member in members:
         if group and (
             sum(each.expected_bytes for each in group) >= enough_bytes
-            or not _joins(group, member, merge_bytes, span_ms)
+            or not _joins(group, member, merge_bytes, enough_bytes, span_ms)
         ):
             yield group
             group = []
@@ -57,7 +56,9 @@ def groups(
         yield group
 
 
-def _joins(group: list[Member], member: Member, merge_bytes: int, span_ms: int | None) -> bool:
+def _joins(
+    group: list[Member], member: Member, merge_bytes: int, enough_bytes: int, span_ms: int | None
+) -> bool:
     group_bytes = sum(each.expected_bytes for each in group)
     if group_bytes + member.expected_bytes > merge_bytes:
         return False
@@ -66,10 +67,8 @@ def _joins(group: list[Member], member: Member, merge_bytes: int, span_ms: int |
         oldest = min(each.min_timestamp_ms for each in (*group, member))
         if newest - oldest > span_ms:
             return False
-    group_is_free = all(each.free_to_join for each in group)
-    if group_is_free and member.free_to_join:
-        return True
-    if group_is_free:
-        return member.expected_bytes <= group_bytes
-    # The group already contains a clean segment: it takes in only segments that are free to join.
-    return member.free_to_join
+    joined = (*group, member)
+    total_bytes = sum(each.expected_bytes for each in joined)
+    # A segment that is not free must be small, and its file must grow by much: no record is written again often.
+    most_bytes = min(enough_bytes // 4, int(total_bytes / GROWTH))
+    return all(each.free_to_join or each.expected_bytes <= most_bytes for each in joined)

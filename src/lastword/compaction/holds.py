@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lastword.compaction.rules import ReaderHold
+from lastword.errors import StorageError
 from lastword.folder import state_file
 from lastword.folder.paths import UPTIME_FILE
 
@@ -80,10 +81,13 @@ class Uptime:
         return down
 
     def here(self, now_ms: int) -> None:
-        """Note that the log is being maintained now."""
+        """Note that the log is being maintained now. Raise StorageError if that can't be written."""
         down = [(start, end) for start, end in self.downtimes(now_ms) if now_ms - end < _KEPT_MS]
         last_ms = self._load().get("here_ms", now_ms)
-        state_file.save(self._path, {"here_ms": max(now_ms, last_ms), "down": down})
+        try:
+            state_file.save(self._path, {"here_ms": max(now_ms, last_ms), "down": down})
+        except OSError as error:
+            raise StorageError(f"Can't write {self._path}: {error.strerror or error}.") from error
 
     def _load(self) -> dict[str, Any]:
         return state_file.load_if_whole(self._path, dict) or {}

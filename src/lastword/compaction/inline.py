@@ -1,4 +1,4 @@
-"""Compaction in this process, with the same kernels, for machines without Java and for small logs."""
+"""Compaction in this process, by the same code, for machines without Java and for small logs."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ prefetch the keys that they point to; then compare, when the memory has arrived.
 than twice as fast as row by row, since almost every lookup misses the processor's caches.
 
 The set can be split: a *share* takes only keys whose hash falls to it, so that several tasks, or several rounds
-with less memory each, together find what one set would. Hashes depend on a seed, chosen anew for each run, so
+with less memory each, together find what one set would. Hashes depend on a seed, chosen for each run, so
 that nobody can prepare keys that collide.
 
 Importing this module compiles the loops, or loads them from numba's cache.
@@ -27,9 +27,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from llvmlite import ir
-from numba import njit, types
+from numba import boolean, int64, njit, types, uint64, void
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from lastword.batch.compiled.compiler import BYTES, DATA, INT64S, Bytes, Int32s, Int64s, array_of, compiled
 
 _U64 = np.uint64
 _MULTIPLIERS: Final = (_U64(0x9E3779B97F4A7C15), _U64(0xD6E8FEB86659FD93), _U64(0xA0761D6478BD642F))
@@ -42,7 +44,11 @@ _TYPICAL_ENTRY_BYTES: Final = 32
 _WORDS, _NEXT_ROW, _KEYS, _WANTED_WORDS = range(4)
 _DONE, _SLOTS_FULL, _ARENA_FULL = range(3)
 
-_Bytes = npt.NDArray[np.uint8]
+_Uint64s = npt.NDArray[np.uint64]
+
+_OFFSETS = array_of(types.int32, readonly=True)
+_LONGS = array_of(types.int64, readonly=True)
+_SLOTS = array_of(types.uint64)
 
 
 # --------------------------------------------------- loads and stores at any byte, without bounds checks
@@ -154,10 +160,26 @@ def _equal(left, left_start, right, right_start, size):
     return True
 
 
-@njit(nogil=True, cache=True)
+@compiled(
+    int64(
+        DATA, _OFFSETS, DATA, boolean, boolean, _SLOTS, BYTES, INT64S, BYTES, INT64S, uint64, int64, int64,
+    )
+)  # fmt: skip
 def _absorb(
-    data, offsets, valid, backwards, insert, slots, arena, progress, mask, ordinals, seed, share, shares
-):
+    data: Bytes,
+    offsets: Int32s,
+    valid: Bytes,
+    backwards: bool,
+    insert: bool,
+    slots: _Uint64s,
+    arena: Bytes,
+    progress: Int64s,
+    mask: Bytes,
+    ordinals: Int64s,
+    seed: Any,
+    share: int,
+    shares: int,
+) -> int:
     """Go over the rows of one key column, last row first if `backwards`. Set mask[row] to 1 where the key is new.
 
     Rows without a key are always new, in share 0. If `ordinals` has room, it gets the ordinal of each row's key.
@@ -238,8 +260,8 @@ def _absorb(
     return _DONE
 
 
-@njit(nogil=True, cache=True)
-def _fill_slots(slots, arena, words, seed):
+@compiled(void(_SLOTS, BYTES, int64, uint64))
+def _fill_slots(slots: _Uint64s, arena: Bytes, words: int, seed: Any) -> None:
     slot_mask = _U64(len(slots) - 1)
     word = np.int64(0)
     while word < words:
@@ -252,8 +274,16 @@ def _fill_slots(slots, arena, words, seed):
         word += _ENTRY_HEAD_WORDS + (size + 3) // 4
 
 
-@njit(nogil=True, cache=True)
-def _contest(ordinals, known, versions, first_row, best_row, best_known, best_version):
+@compiled(void(INT64S, DATA, _LONGS, int64, INT64S, BYTES, INT64S))
+def _contest(
+    ordinals: Int64s,
+    known: Bytes,
+    versions: Int64s,
+    first_row: int,
+    best_row: Int64s,
+    best_known: Bytes,
+    best_version: Int64s,
+) -> None:
     """Let each row challenge the best row of its key so far. Rows come in offset order, and the later wins a tie."""
     for index in range(len(ordinals)):
         ordinal = ordinals[index]
@@ -269,8 +299,8 @@ def _contest(ordinals, known, versions, first_row, best_row, best_known, best_ve
             best_version[ordinal] = versions[index]
 
 
-@njit(nogil=True, cache=True)
-def _hash_rows(data, offsets, valid, seed, hashes):
+@compiled(void(DATA, _OFFSETS, DATA, uint64, _SLOTS))
+def _hash_rows(data: Bytes, offsets: Int32s, valid: Bytes, seed: Any, hashes: _Uint64s) -> None:
     for row in range(len(offsets) - 1):
         if len(valid) > 0 and valid[row] == 0:
             hashes[row] = _MULTIPLIERS[2]
@@ -282,7 +312,7 @@ def _hash_rows(data, offsets, valid, seed, hashes):
 # ---------------------------------------------------------------------------------------- for callers
 
 
-def hash_rows(column: pa.Array, seed: int) -> npt.NDArray[np.uint64]:
+def hash_rows(column: pa.Array, seed: int) -> _Uint64s:
     """Return a hash of each row of a binary or text column. All nulls have one fixed hash."""
     hashes = np.empty(len(column), np.uint64)
     data, offsets, valid = _buffers(column)
@@ -335,25 +365,25 @@ class KeySet:
     def add(
         self,
         keys: pa.Array,
-        mask: _Bytes,
+        mask: Bytes,
         *,
         backwards: bool = False,
-        ordinals: npt.NDArray[np.int64] | None = None,
+        ordinals: Int64s | None = None,
     ) -> None:
         """Set mask[row] to 1 for each row whose key was not in the set before it, and add the key."""
         self._absorb(keys, mask, backwards, True, ordinals)
 
-    def look_up(self, keys: pa.Array, mask: _Bytes) -> None:
+    def look_up(self, keys: pa.Array, mask: Bytes) -> None:
         """Set mask[row] to 1 for each row whose key is not in the set."""
         self._absorb(keys, mask, False, False, None)
 
     def _absorb(
         self,
         keys: pa.Array,
-        mask: _Bytes,
+        mask: Bytes,
         backwards: bool,
         insert: bool,
-        ordinals: npt.NDArray[np.int64] | None,
+        ordinals: Int64s | None,
     ) -> None:
         if len(keys) == 0:
             return
@@ -410,9 +440,7 @@ class BestVersions:
         self._known = np.zeros(1024, np.uint8)
         self._versions = np.zeros(1024, np.int64)
 
-    def challenge(
-        self, keys: pa.Array, known: _Bytes, versions: npt.NDArray[np.int64], mask: _Bytes, first_row: int
-    ) -> None:
+    def challenge(self, keys: pa.Array, known: Bytes, versions: Int64s, mask: Bytes, first_row: int) -> None:
         """Add the next rows, in offset order. Set mask[row] to 1 only for rows without a key."""
         ordinals = np.full(len(keys), -1, np.int64)
         is_new = np.zeros(len(keys), np.uint8)
@@ -425,7 +453,7 @@ class BestVersions:
             self._versions = np.concatenate([self._versions, np.zeros(more, np.int64)])
         _contest(ordinals, known, versions, first_row, self._rows, self._known, self._versions)
 
-    def rows(self) -> npt.NDArray[np.int64]:
+    def rows(self) -> Int64s:
         """Return the winning rows, as numbered by `challenge`."""
         return self._rows[: len(self._keys)]
 
@@ -434,7 +462,7 @@ _NOTHING: Final = np.empty(0, np.uint8)
 _NO_ORDINALS: Final = np.empty(0, np.int64)
 
 
-def _buffers(column: pa.Array) -> tuple[_Bytes, npt.NDArray[np.int32], _Bytes]:
+def _buffers(column: pa.Array) -> tuple[Bytes, Int32s, Bytes]:
     """Return the bytes of a binary column, the start of each row, and which rows are not null (empty: all)."""
     _, offset_buffer, data_buffer = column.buffers()
     if offset_buffer is None:

@@ -12,16 +12,24 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Literal
 
 from lastword.compaction import rules as rule
+from lastword.compaction.request import WHAT_IS_DUE, Scope
 from lastword.compaction.rules import ReaderHold, Rules
 from lastword.compaction.strategy import strategy_of
 from lastword.config import TopicSettings
-from lastword.segments.model import Positions, Segment
+from lastword.segments.model import Positions, Segment, SegmentTotals
 
 Reason = Literal[
-    "max.compaction.lag.ms", "min.cleanable.dirty.ratio", "tombstones", "small segments", "asked for"
+    "max.compaction.lag.ms",
+    "min.cleanable.dirty.ratio",
+    "superseded records",
+    "tombstones",
+    "garbage",
+    "small segments",
+    "asked for",
 ]
 Way = Literal["one stage", "two stages", "Spark SQL"]
 
@@ -55,6 +63,10 @@ class PartitionView:
     looked_ms: int | None = None
     """The time when `log_end` was read, or an earlier one; None: just now."""
 
+    @property
+    def unsealed_records(self) -> int:
+        return max(0, self.log_end - max(self.positions.sealed_end, self.positions.log_start))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -67,7 +79,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionPlan:
+class PartitionPlan(SegmentTotals):
     """A run of one partition: its segments, from the oldest to the last that may be compacted."""
 
     topic: str
@@ -82,21 +94,32 @@ class PartitionPlan:
     """The time when the log was looked at, and its end then."""
     rules: Rules
     keyed: bool
+    now_ms: int
+    rewrite_marked_ms: int = -1
+    """Segments with marks from this time or before are rewritten; -1: none."""
     estimate: Estimate | None = None
 
     @property
-    def records(self) -> int:
-        return sum(segment.records for segment in self.segments)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self.segments)
+    def dirty(self) -> tuple[Segment, ...]:
+        return _dirty(self.segments, self.positions)
 
     @property
     def dirty_records(self) -> int:
-        return sum(
-            segment.records for segment in self.segments if segment.last_offset >= self.positions.first_dirty
-        )
+        return sum(segment.records for segment in self.dirty)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """A partition as planning sees it, how dirty it is, and the run that is due, if one is."""
+
+    view: PartitionView
+    ready: tuple[Segment, ...] = ()
+    """The segments that may be compacted; none if the topic is not compacted."""
+    dirty_ratio: float | None = None
+    """None if the topic is not compacted."""
+    overdue_ms: int = 0
+    """How much older its oldest dirty record is than max.compaction.lag.ms."""
+    plan: PartitionPlan | None = None
 
 
 def compactable(segments: Sequence[Segment], settings: TopicSettings, now_ms: int) -> tuple[Segment, ...]:
@@ -113,67 +136,27 @@ def compactable_from(segments: Sequence[Segment], settings: TopicSettings) -> li
     return list(itertools.accumulate(ready_ms, max))
 
 
-def dirty_ratio(
-    segments: Sequence[Segment],
-    at: Positions,
-    settings: TopicSettings,
-    now_ms: int,
-    distinct: Distinct | None = None,
-) -> float:
-    """Return the dirty ratio by bytes, or by records if the setting says so and sketches are available."""
-    ready = compactable(segments, settings, now_ms)
-    if settings.dirty_ratio_basis == "records" and distinct is not None:
-        if not any(segment.last_offset >= at.first_dirty for segment in ready):
-            return 0.0
-        keyed = sum(segment.records - segment.null_keys for segment in ready)
-        return max(0.0, keyed - distinct(ready)) / sum(segment.records for segment in ready) if keyed else 0.0
-    dirty = sum(segment.size_bytes for segment in ready if segment.last_offset >= at.first_dirty)
-    total = sum(segment.size_bytes for segment in ready)
-    return dirty / total if total else 0.0
-
-
-def propose(
-    topic: str,
-    views: Sequence[PartitionView],
-    settings: TopicSettings,
-    now_ms: int,
-    *,
-    distinct: Distinct | None = None,
-    asked_for: bool = False,
-    force: bool = False,
-) -> list[PartitionPlan]:
-    """Return plans for the partitions that are due, the overdue ones first, then the dirtiest.
-
-    With `asked_for`, every dirty partition is due. With `force`, so is every partition with compactable segments.
-    """
-    plans = [
-        plan
-        for view in views
-        if (plan := _propose_partition(topic, view, settings, now_ms, distinct, asked_for, force)) is not None
-    ]
-    return sorted(plans, key=urgency)
-
-
 def urgency(plan: PartitionPlan) -> tuple[bool, float]:
     """Return a sort key for plans of any topics: overdue before all others, then by dirty ratio."""
     return plan.reason != "max.compaction.lag.ms", -plan.dirty_ratio
 
 
-def _propose_partition(
+def propose(
     topic: str,
     view: PartitionView,
     settings: TopicSettings,
     now_ms: int,
-    distinct: Distinct | None,
-    asked_for: bool,
-    force: bool,
-) -> PartitionPlan | None:
+    scope: Scope = WHAT_IS_DUE,
+    *,
+    distinct: Distinct | None = None,
+) -> Assessment:
+    """Assess a partition, and propose a run if one is due in this scope."""
     if not settings.compacts:
-        return _propose_join(topic, view, settings, now_ms)
+        return Assessment(view=view, plan=_propose_join(topic, view, settings, now_ms))
     at = rule.on_clock(settings, view.positions)
     ready = compactable(view.segments, settings, now_ms)
     if not ready:
-        return None
+        return Assessment(view=view, dirty_ratio=0.0)
     # The run covers everything up to the next segment, even if the last records are gone.
     following = view.segments[len(ready)].first_offset if len(ready) < len(view.segments) else at.sealed_end
     seen = (now_ms if view.looked_ms is None else view.looked_ms, view.log_end)
@@ -186,48 +169,116 @@ def _propose_partition(
         hold=view.hold,
         now_ms=now_ms,
     )
-    ratio = dirty_ratio(view.segments, at, settings, now_ms, distinct)
-    reason = _reason(ready, at, settings, rules, ratio, now_ms, asked_for)
-    if reason is None and force:
-        reason = "asked for"
-    if reason is None:
-        return None
-    return PartitionPlan(
-        topic=topic,
-        partition=view.partition,
-        reason=reason,
-        dirty_ratio=ratio,
-        positions=at,
-        segments=ready,
-        compactable_end=following,
-        seen=seen,
-        rules=rules,
-        keyed=True,
-        estimate=None if distinct is None else estimate(ready, distinct),
-    )
+    dirty = _dirty(ready, at)
+    keys = None if distinct is None else cache(partial(distinct, ready))
+    ratio = _dirty_ratio(ready, dirty, settings, keys)
+    overdue_ms = 0
+    if dirty and settings.max_compaction_lag_ms is not None:
+        age_ms = now_ms - min(segment.min_timestamp_ms for segment in dirty)
+        overdue_ms = max(0, age_ms - settings.max_compaction_lag_ms)
+    plan = None
+    marked_ms = rewrite_marked_ms(view.segments, settings, now_ms)
+    reason = _reason(ready, bool(dirty), overdue_ms, at, settings, rules, ratio, marked_ms, scope)
+    if reason is not None:
+        plan = PartitionPlan(
+            topic=topic,
+            partition=view.partition,
+            reason=reason,
+            dirty_ratio=ratio,
+            positions=at,
+            segments=ready,
+            compactable_end=following,
+            seen=seen,
+            rules=rules,
+            keyed=True,
+            now_ms=now_ms,
+            rewrite_marked_ms=marked_ms,
+            estimate=None if keys is None else estimate(ready, keys()),
+        )
+    return Assessment(view=view, ready=ready, dirty_ratio=ratio, overdue_ms=overdue_ms, plan=plan)
+
+
+def _dirty(segments: Sequence[Segment], at: Positions) -> tuple[Segment, ...]:
+    return tuple(segment for segment in segments if segment.is_dirty(at.first_dirty))
+
+
+def _dirty_ratio(
+    ready: Sequence[Segment],
+    dirty: Sequence[Segment],
+    settings: TopicSettings,
+    keys: Callable[[], float] | None,
+) -> float:
+    """Return the dirty ratio by bytes, or by records if the setting says so and sketches are available."""
+    if not dirty:
+        return 0.0
+    if settings.dirty_ratio_basis == "records" and keys is not None:
+        keyed = sum(segment.records - segment.null_keys for segment in ready)
+        return max(0.0, keyed - keys()) / sum(segment.records for segment in ready) if keyed else 0.0
+    total = sum(segment.size_bytes for segment in ready)
+    return sum(segment.size_bytes for segment in dirty) / total if total else 0.0
 
 
 def _reason(
     ready: Sequence[Segment],
+    has_dirty: bool,
+    overdue_ms: int,
     at: Positions,
     settings: TopicSettings,
     rules: Rules,
     ratio: float,
-    now_ms: int,
-    asked_for: bool,
+    marked_ms: int,
+    scope: Scope,
 ) -> Reason | None:
-    dirty = [segment for segment in ready if segment.last_offset >= at.first_dirty]
-    if dirty:
-        oldest_ms = min(segment.min_timestamp_ms for segment in dirty)
-        if settings.max_compaction_lag_ms is not None and now_ms - oldest_ms > settings.max_compaction_lag_ms:
-            return "max.compaction.lag.ms"
-        if ratio >= settings.min_cleanable_dirty_ratio:
-            return "min.cleanable.dirty.ratio"
+    if overdue_ms:
+        return "max.compaction.lag.ms"
+    if has_dirty and ratio >= settings.min_cleanable_dirty_ratio:
+        return "min.cleanable.dirty.ratio"
+    if at.spared:
+        return "superseded records"
     if _has_expiring(ready, rules):
         return "tombstones"
-    if asked_for and (dirty or at.spared):
+    if any(segment.marks is not None and segment.marks.since_ms <= marked_ms for segment in ready):
+        return "garbage"
+    if scope.force or (scope.asked_for and has_dirty):
         return "asked for"
     return None
+
+
+def why_not(assessed: Sequence[Assessment], settings: TopicSettings, scope: Scope = WHAT_IS_DUE) -> str:
+    """Return why there is no run in any of these partitions of a topic, as a clause."""
+    if not settings.compacts:
+        policy = ",".join(sorted(settings.cleanup_policy))
+        return (
+            f"cleanup.policy={policy}: the topic is not compacted, and it has too few small segments to join"
+        )
+    if not any(each.view.segments for each in assessed):
+        return "nothing is sealed"
+    ratios = [each.dirty_ratio or 0.0 for each in assessed if _dirty(each.ready, each.view.positions)]
+    if ratios and not scope.asked_for:
+        return (
+            f"the dirty ratio {max(ratios):.2f} is below "
+            f"min.cleanable.dirty.ratio={settings.min_cleanable_dirty_ratio}"
+        )
+    held_back = (
+        f"is held back: it has records younger than min.compaction.lag.ms={settings.min_compaction_lag_ms}"
+    )
+    if not any(each.ready for each in assessed):
+        return f"everything {held_back}"
+    if any(_dirty(each.view.segments[len(each.ready) :], each.view.positions) for each in assessed):
+        return f"the dirty part {held_back}"
+    return "nothing that may be compacted is dirty, and no tombstone may go"
+
+
+def rewrite_marked_ms(segments: Sequence[Segment], settings: TopicSettings, now_ms: int) -> int:
+    """Return the time from which marks, or earlier ones, cause their segment to be rewritten; -1 if none do."""
+    size_bytes = sum(segment.file_bytes for segment in segments)
+    if settings.deletes and settings.retention_bytes is not None and size_bytes > settings.retention_bytes:
+        # Space is short: garbage goes before anything that is live.
+        return now_ms
+    limits_ms = [
+        each for each in (settings.garbage_max_ms, settings.max_compaction_lag_ms) if each is not None
+    ]
+    return max(now_ms - min(limits_ms), -1) if limits_ms else -1
 
 
 def _has_expiring(ready: Sequence[Segment], rules: Rules) -> bool:
@@ -263,6 +314,7 @@ def _propose_join(
             retention_before_ms=None,
         ),
         keyed=False,
+        now_ms=now_ms,
     )
 
 
@@ -291,11 +343,11 @@ def _without_heavy_front(run: list[Segment]) -> list[Segment]:
     return run
 
 
-def estimate(ready: Sequence[Segment], distinct: Distinct) -> Estimate:
-    """Estimate what a run over these segments will reclaim, from their sketches."""
+def estimate(ready: Sequence[Segment], distinct_keys: float) -> Estimate:
+    """Estimate what a run over these segments will reclaim, from an estimate of the number of their keys."""
     records = sum(segment.records for segment in ready)
     keyed = sum(segment.records - segment.null_keys for segment in ready)
-    keys = min(keyed, round(distinct(ready)))
+    keys = min(keyed, round(distinct_keys))
     garbage = keyed - keys
     size_bytes = sum(segment.size_bytes for segment in ready)
     return Estimate(

@@ -17,11 +17,17 @@ class PartitionReport:
     way: Way
     segments_before: int = 0
     segments_compacted: int = 0
+    """The segments that were rewritten."""
+    segments_marked: int = 0
     segments_after: int = 0
     records_before: int = 0
     records_after: int = 0
+    records_marked: int = 0
+    """The records that are gone while their bytes are still there."""
     bytes_before: int = 0
     bytes_after: int = 0
+    garbage_bytes: int = 0
+    """The bytes in `bytes_after` that no live record has."""
     tombstones_removed: int = 0
     tombstones_kept: int = 0
     read_bytes: int = 0
@@ -53,6 +59,8 @@ class CompactionReport:
     partitions: tuple[PartitionReport, ...] = ()
     failed_topics: tuple[tuple[str, str], ...] = ()
     """Topics of which nothing could be compacted, and why. The other topics were not affected."""
+    not_sealed: tuple[CompactionFailure, ...] = ()
+    """Partitions whose WAL was to be sealed first, and could not be, or only in part."""
     duration_s: float = 0.0
 
     @property
@@ -68,6 +76,7 @@ class CompactionReport:
                 CompactionFailure(topic=topic, partition=None, message=why)
                 for topic, why in self.failed_topics
             ),
+            *self.not_sealed,
             *(
                 CompactionFailure(topic=each.topic, partition=each.partition, message=each.problem or "")
                 for each in self.problems

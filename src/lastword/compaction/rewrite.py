@@ -1,6 +1,6 @@
-"""Rewrites segments: reads the row groups with survivors, keeps those rows, writes the new file.
+"""Rewrites segments: reads the row groups with survivors, keeps those rows, writes the new file. Or marks them.
 
-The new file gets its final, unique name at once; nothing refers to it until the commit. Several segments may
+A segment that loses few of its rows is not rewritten: those rows are marked, which needs no values. The new file gets its final, unique name at once; nothing refers to it until the commit. Several segments may
 become one file. One thread writes it in offset order, and the others read the rows that it needs next. A segment
 that is certain to be rewritten can be read before its new file is begun, while other masks are still being found.
 The rows that are read and not yet written are bounded (`Ahead`, pool.READS_AHEAD). Otherwise memory holds one row
@@ -21,9 +21,10 @@ from lastword.compaction import rules as rule
 from lastword.compaction.pool import Pool, Task
 from lastword.compaction.rules import OldestTombstones
 from lastword.compaction.survivors import Mask, milliseconds
-from lastword.compaction.unit import Rewritten, Unit
+from lastword.compaction.unit import Marked, Rewritten, Unit
 from lastword.folder.steps import reached
 from lastword.segments.footer import FileMetadata
+from lastword.segments.marking import mark
 from lastword.segments.model import Segment
 from lastword.segments.raw import RawSegment, RowGroup
 
@@ -65,7 +66,7 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """A segment that stays as it is although some of its tombstones might have been removed."""
+    """A segment that stays as it is although some of its tombstones might have been removed, or had to be dated."""
 
     segment: Segment
     oldest: OldestTombstones
@@ -93,13 +94,18 @@ def read_ahead(unit: Unit, part: Part, pool: Pool, ahead: Ahead) -> None:
             pool.offer(each)
 
 
-def rewrite(unit: Unit, parts: Sequence[Part], pool: Pool, ahead: Ahead) -> Rewritten | Examined | None:
-    """Write the survivors of neighbouring segments, in offset order, as one. Return None if nothing needs writing."""
+def rewrite(
+    unit: Unit, parts: Sequence[Part], pool: Pool, ahead: Ahead
+) -> Rewritten | Marked | Examined | None:
+    """Write the survivors of neighbouring segments, in offset order, as one. Mark the lost rows of one that stays.
+
+    Return None if nothing needs writing.
+    """
     removed = 0
     read_bytes = 0
     oldest: list[OldestTombstones] = []
-    stays = len(parts) == 1 and bool(parts[0].mask.all())
     for part in parts:
+        stays = len(parts) == 1 and not unit.rewrites(part.segment, int(np.count_nonzero(part.mask)))
         if part.mask.any() and (
             _may_expire(unit, part.segment) or (stays and _must_tell_oldest(unit, part.segment))
         ):
@@ -108,12 +114,16 @@ def rewrite(unit: Unit, parts: Sequence[Part], pool: Pool, ahead: Ahead) -> Rewr
                 read_bytes += raw.read_bytes
             removed += gone
             oldest.append(left)
-    if stays and not removed:
-        if read_bytes:
-            return Examined(
-                segment=parts[0].segment, oldest=rule.oldest_of_all(oldest), read_bytes=read_bytes
-            )
-        return None
+    if len(parts) == 1 and not unit.rewrites(parts[0].segment, int(np.count_nonzero(parts[0].mask))):
+        known = rule.oldest_of_all(oldest) if oldest else None
+        if not parts[0].mask.all():
+            marked = _mark(unit, parts[0], removed, known, read_bytes)
+            if marked is not None:
+                return marked
+        elif known is not None:
+            return Examined(segment=parts[0].segment, oldest=known, read_bytes=read_bytes)
+        else:
+            return None
     first = parts[0].segment
     tombstones = _Tombstones(unit)
     reads = [each for part in parts for each in part.reads or _reads(unit, part)]
@@ -123,7 +133,7 @@ def rewrite(unit: Unit, parts: Sequence[Part], pool: Pool, ahead: Ahead) -> Rewr
         for read, (tables, size_bytes) in zip(reads, pool.in_order(reads), strict=True):
             read_bytes += size_bytes
             for rows in tables:
-                tombstones.look_at(rows)
+                tombstones.add(rows)
                 for records in rows.to_batches():
                     writer.write(records)
             if read.is_ahead:
@@ -135,6 +145,26 @@ def rewrite(unit: Unit, parts: Sequence[Part], pool: Pool, ahead: Ahead) -> Rewr
         added=added,
         tombstones_removed=removed,
         oldest=tombstones.oldest,
+        read_bytes=read_bytes,
+    )
+
+
+def _mark(
+    unit: Unit, part: Part, removed: int, oldest: OldestTombstones | None, read_bytes: int
+) -> Marked | None:
+    """Mark the rows of a segment that its mask drops. Return None if another engine wrote it, in an order of its own."""
+    with RawSegment(unit.files, part.segment, part.footer) as raw:
+        if not raw.says.is_ours:
+            return None
+        kept = part.mask.view(np.bool_)
+        after = mark(unit.files, raw, kept, job_id=unit.job_id, now_ms=unit.now_ms)
+        read_bytes += raw.read_bytes
+    reached("compact.segment.marked")
+    return Marked(
+        before=part.segment,
+        after=after,
+        tombstones_removed=removed,
+        oldest=oldest,
         read_bytes=read_bytes,
     )
 
@@ -189,8 +219,9 @@ def _drop_tombstones(unit: Unit, raw: RawSegment, mask: Mask) -> tuple[int, Olde
         own = mask[group.first_row : group.first_row + group.rows]
         if group.null_values == 0 or not own.any():
             continue
-        columns = raw.columns(["offset", "timestamp", "key", "value"], [group])
-        rows = _tombstone_rows(columns, own)
+        columns = raw.columns(["offset", "timestamp", "key"], [group])
+        is_tombstone = raw.without_value(group) & columns.column("key").is_valid().to_numpy()
+        rows = np.flatnonzero(is_tombstone & (own == 1))
         timestamps_ms = milliseconds(columns.column("timestamp"))[rows]
         offsets = columns.column("offset").to_numpy()[rows]
         gone = rule.drops_tombstones(unit.rules, offsets, timestamps_ms)
@@ -200,9 +231,9 @@ def _drop_tombstones(unit: Unit, raw: RawSegment, mask: Mask) -> tuple[int, Olde
     return removed, rule.oldest_of_all(oldest)
 
 
-def _tombstone_rows(columns: pa.Table, mask: Mask) -> npt.NDArray[np.int64]:
+def _tombstone_rows(columns: pa.Table) -> npt.NDArray[np.int64]:
     is_tombstone = columns.column("value").is_null().to_numpy() & columns.column("key").is_valid().to_numpy()
-    return np.flatnonzero(is_tombstone & (mask == 1))
+    return np.flatnonzero(is_tombstone)
 
 
 class _Tombstones:
@@ -212,9 +243,9 @@ class _Tombstones:
         self._rules = unit.rules
         self.oldest = OldestTombstones()
 
-    def look_at(self, rows: pa.Table) -> None:
+    def add(self, rows: pa.Table) -> None:
         if rows.column("value").null_count:
-            found = _tombstone_rows(rows, np.ones(len(rows), np.uint8))
+            found = _tombstone_rows(rows)
             own = rule.oldest(
                 self._rules,
                 rows.column("offset").to_numpy()[found],

@@ -1,4 +1,4 @@
-"""The rules that decide which records of a partition stay, as data that a plan hands to the kernels.
+"""The rules that decide which records of a partition stay, as data that a plan hands to the tasks.
 
 For a record of a compactable segment, in this order: below the log start it is removed and does not compete; if
 another record of its key beats it, it is removed; a tombstone that may be removed is; if it is older than
@@ -137,6 +137,9 @@ def expiring(
     now_ms: int,
 ) -> tuple[Expiring, ...]:
     """Return the ranges of removable tombstones. An earlier run must have passed them: they stay at least a round."""
+    if at.spared:
+        # An earlier version left superseded records behind, which could come back.
+        return ()
     if strategy_of(settings).order != "newest" and not all_compactable:
         # A tombstone may beat later records: one in a segment that this run leaves alone would come back.
         return ()

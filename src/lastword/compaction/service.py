@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,46 +19,24 @@ from lastword.clock import Clock
 from lastword.compaction.engine import Engine
 from lastword.compaction.job import Compactor, topic_failed
 from lastword.compaction.reports import CompactionReport, PartitionReport
+from lastword.compaction.request import WHAT_IS_DUE as WHAT_IS_DUE
+from lastword.compaction.request import CompactionRequest as CompactionRequest
 from lastword.compaction.target import Target
-from lastword.compaction.watching import OnRecordsAndBytes
 from lastword.config import BrokerConfig
 from lastword.errors import InvalidConfigError, LastwordError, UnavailableError, UnknownPartitionError
 from lastword.folder.leases import LeaseKeeper
+from lastword.loading import let_arrow_use_pandas
 from lastword.record import Record
-from lastword.segments.model import Snapshot, look_again
+from lastword.segments.model import Snapshot, retry_if_moved
 from lastword.segments.rows import clip, to_records, with_partition
 
 if TYPE_CHECKING:
     from lastword.segments.table import SegmentTable
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 PAGE_BYTES = 16 << 20
 """A page of compacted records ends after about this many bytes, however many records were asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionRequest:
-    """The options of a compaction. By default it compacts what is due."""
-
-    partitions: tuple[int, ...] | None = None
-    asked_for: bool = False
-    """Compact everything dirty, even below the dirty ratio."""
-    force: bool = False
-    """Go through everything that may be compacted, even if nothing is dirty."""
-    exclude: frozenset[tuple[str, int | None]] = frozenset()
-    """Topics and partitions that are left out. If the partition is None, the log itself leaves the topic out."""
-    last: tuple[tuple[str, int | None], ...] = ()
-    """Topics and partitions that are compacted after all others, each by itself, in this order."""
-    begin: Callable[[Sequence[tuple[str, int | None]]], None] | None = None
-    """Called with the topics and partitions that are compacted next."""
-    progress: OnRecordsAndBytes | None = None
-    stop: Callable[[], bool] = lambda: False
-
-
-WHAT_IS_DUE = CompactionRequest()
 
 
 class TopicCompactionService(Protocol):
@@ -152,6 +129,8 @@ def load_factory(name: str) -> CompactionServiceFactory:
         raise InvalidConfigError(f"{where}; allowed: a class as module:Class")
     try:
         module = importlib.import_module(module_name)
+        if not module_name.startswith("lastword."):
+            let_arrow_use_pandas()
     except Exception as error:
         raise InvalidConfigError(
             f"{where}, but the module {module_name!r} can't be loaded: {error}"
@@ -191,7 +170,7 @@ def check_methods(thing: object, names: Sequence[str], where: str) -> None:
 
 
 class EngineFactory:
-    """A factory whose services run the kernels of this package on an engine."""
+    """A factory whose services compact on an engine of this package."""
 
     def __init__(self) -> None:
         self._context: ServiceContext | None = None
@@ -223,17 +202,7 @@ class EngineFactory:
                 targets.append(replace(context.target(topic), looked_ms=looked_ms))
             except LastwordError as error:
                 failed.append(topic_failed(topic, error))
-        report = compactor.run(
-            targets,
-            partitions=request.partitions,
-            asked_for=request.asked_for,
-            force=request.force,
-            exclude=request.exclude,
-            last=request.last,
-            begin=request.begin,
-            progress=request.progress,
-            stop=request.stop,
-        )
+        report = compactor.run(targets, request)
         return replace(report, failed_topics=(*failed, *report.failed_topics))
 
     @property
@@ -261,7 +230,7 @@ class EngineService:
         return report.partitions
 
     def read_compacted_entries(self, partition: int, start: int, count: int) -> Sequence[Record]:
-        def look(table: SegmentTable, snapshot: Snapshot) -> list[Record]:
+        def read(table: SegmentTable, snapshot: Snapshot) -> list[Record]:
             at = snapshot.positions[partition]
             from_offset = max(start, at.log_start)
             found: list[Record] = []
@@ -277,15 +246,15 @@ class EngineService:
                         break
             return found
 
-        return self._looking(partition, look)
+        return self._with_snapshot(partition, read)
 
     def last_compacted_entry(self, partition: int) -> Record | None:
-        def look(table: SegmentTable, snapshot: Snapshot) -> Record | None:
+        def read(table: SegmentTable, snapshot: Snapshot) -> Record | None:
             at = snapshot.positions[partition]
             for segment in reversed(table.plan(snapshot, partition, at.log_start)):
                 if segment.first_offset >= at.first_dirty:
                     continue
-                whole = segment.last_offset < at.first_dirty
+                whole = not segment.is_dirty(at.first_dirty)
                 from_offset = segment.last_offset if whole else at.log_start
                 last: Record | None = None
                 for records in table.read(segment, None, from_offset):
@@ -297,15 +266,17 @@ class EngineService:
                     return last
             return None
 
-        return self._looking(partition, look)
+        return self._with_snapshot(partition, read)
 
     def last_compacted_position(self, partition: int) -> int | None:
-        return self._looking(partition, lambda _, snapshot: snapshot.positions[partition].first_dirty or None)
+        return self._with_snapshot(
+            partition, lambda _, snapshot: snapshot.positions[partition].first_dirty or None
+        )
 
     def close(self) -> None:
         pass
 
-    def _looking(self, partition: int, look: Callable[[SegmentTable, Snapshot], T]) -> T:
+    def _with_snapshot(self, partition: int, read: Callable[[SegmentTable, Snapshot], T]) -> T:
         """Look at the table and return the result."""
         table = self._table = self._table or self._factory.context.table(self._topic)
 
@@ -313,6 +284,6 @@ class EngineService:
             snapshot = table.snapshot()
             if not 0 <= partition < len(snapshot.positions):
                 raise UnknownPartitionError(f"Topic {self._topic!r} has no partition {partition}.")
-            return look(table, snapshot)
+            return read(table, snapshot)
 
-        return look_again(attempt, f"Partition {partition} of {self._topic!r}")
+        return retry_if_moved(attempt, f"Partition {partition} of {self._topic!r}")

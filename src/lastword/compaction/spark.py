@@ -1,4 +1,4 @@
-"""Compaction on Spark: runs the kernels in tasks, over a DataFrame of work units. Values never go through a shuffle.
+"""Compaction on Spark: runs task.py in its tasks, over a DataFrame of work units. Values never go through a shuffle.
 
 Only the DataFrame API is used, so that a Spark Connect server suffices. A run is one job of one stage for all
 partitions that fit into one task each. A large partition takes two stages (masks by shares of the keys, then the
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,20 +24,23 @@ import numpy as np
 import pyarrow as pa
 
 from lastword.clock import monotonic_s
-from lastword.compaction import kernels
+from lastword.compaction import task
 from lastword.compaction.engine import (
     Failure,
     Job,
     Result,
+    RoundResult,
     ShareFound,
     TooLarge,
     carry_out,
+    carry_out_round,
     find_share,
     join,
     rewrite_found,
     unite,
 )
 from lastword.compaction.keyset import Share
+from lastword.compaction.round import Round
 from lastword.compaction.service import EngineFactory, ServiceContext
 from lastword.compaction.spark_session import (
     borrow,
@@ -89,6 +93,31 @@ class SparkEngine:
             elif job.way == "Spark SQL":
                 results[number] = self._guarded(self._spark_sql, job)
         return [results[number] for number in range(len(jobs))]
+
+    @property
+    def reaches_local_files(self) -> bool:
+        """Whether its executors are threads of a Spark on this machine."""
+        master = self._settings.get("spark.master", "local[*]")
+        return "spark.remote" not in self._settings and re.fullmatch(r"local(\[.*\])?", master) is not None
+
+    def run_rounds(self, rounds: Sequence[Round]) -> list[RoundResult | Failure | TooLarge]:
+        try:
+            parallel = self.parallel
+            threads = max(1, parallel // max(1, len(rounds)))
+            units = [replace(each, threads=min(threads, 2)) for each in rounds]
+            dealt = deal([each.size_bytes for each in units], parallel)
+            shares = [[units[index] for index in share] for share in dealt]
+            done = self._map(shares, lambda share: [carry_out_round(each) for each in share])
+        except UnavailableError as error:
+            return [Failure(message=str(error)) for _ in rounds]
+        except spark_errors() as error:
+            return [Failure(message=message(error)) for _ in rounds]
+        results = {
+            index: result
+            for share, own in zip(dealt, done, strict=True)
+            for index, result in zip(share, own, strict=True)
+        }
+        return [results[index] for index in range(len(rounds))]
 
     def session(self) -> Any:
         """Return the Spark session. Start one if none is running."""
@@ -171,7 +200,7 @@ class SparkEngine:
         self, unit: Unit, masks: list[Mask], started_s: float, shares: Sequence[ShareFound] = ()
     ) -> Result:
         """Rewrite in several tasks. Without shares, the tasks complete the masks: Spark looked at keys only."""
-        pieces = kernels.split(unit, masks, self.parallel * 2)
+        pieces = task.split(unit, masks, self.parallel * 2)
         packed = [
             (_with_own_progress(piece, number), [pack(mask) for mask in own])
             for number, (piece, own) in enumerate(pieces)

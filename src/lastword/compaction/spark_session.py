@@ -28,7 +28,7 @@ _DEFAULTS = {
     "spark.app.name": "lastword",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # The work is known beforehand, so it needs no adapting, which costs time in each stage.
+    # The work is known in advance, so it needs no adapting, which costs time in each stage.
     "spark.sql.adaptive.enabled": "false",
     "spark.python.daemon.module": "lastword.spark.daemon",
     "spark.python.unix.domain.socket.enabled": "true",

@@ -158,6 +158,11 @@ def strategy_of(settings: TopicSettings) -> Strategy:
     return STRATEGIES[settings.compaction_strategy](settings)
 
 
+def has_same_rules(settings: TopicSettings, others: TopicSettings) -> bool:
+    """Return whether records compete in the same way under both settings."""
+    return settings.cleanup_policy == others.cleanup_policy and strategy_of(settings) == strategy_of(others)
+
+
 def best_of_each_key(keys: pa.ChunkedArray, order: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Mark the row of each key that is last in `order` (row numbers, worst first), and all rows without a key."""
     best: npt.NDArray[np.bool_] = keys.is_null().to_numpy()

@@ -1,6 +1,6 @@
 """A topic as planning sees it: how dirty its partitions are, whether they are due, and why.
 
-This is the only place that decides that. The command line, the dashboard, the metrics and the worker all use it.
+The command line, the dashboard, the metrics, explanations and the worker all ask here.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from lastword.clock import Clock
 from lastword.compaction import plan as planning
 from lastword.compaction.holds import ReaderPosition
-from lastword.compaction.plan import PartitionPlan, PartitionView
+from lastword.compaction.plan import Assessment, PartitionPlan, PartitionView
+from lastword.compaction.request import WHAT_IS_DUE, Scope
 from lastword.compaction.rules import ReaderHold
+from lastword.compaction.strategy import has_same_rules
 from lastword.config import TopicSettings
-from lastword.segments.model import Snapshot
+from lastword.segments.model import Segment, Snapshot, TopicInfo
 from lastword.segments.sketch import Sketches
 
 if TYPE_CHECKING:
@@ -45,40 +47,39 @@ class Target:
     """A partition that is not among them ends at its sealed end."""
     looked_ms: int | None = None
     """The time when `facts` were gathered, or an earlier one; None: just now."""
-    look_again: Callable[[], Target] | None = None
+    settings_of: Callable[[TopicInfo], TopicSettings] | None = None
+    """Returns the settings of the topic as a snapshot has it; None: `settings` hold as long as the run lasts."""
+    refresh: Callable[[], Target] | None = None
     """Returns a fresh look at all of this; None: it holds as long as the run lasts."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assessment:
-    """A partition as planning sees it, how dirty it is, and the run that is due, if one is."""
-
-    view: PartitionView
-    dirty_ratio: float | None
-    """None if the topic is not compacted."""
-    plan: PartitionPlan | None
+    def has_same_rules(self, snapshot: Snapshot) -> bool:
+        """Return whether the topic still has the policy and the strategy that `settings` have."""
+        if self.settings_of is None:
+            return True
+        return has_same_rules(self.settings, self.settings_of(snapshot.topic))
 
 
 def assess(
     target: Target,
+    scope: Scope = WHAT_IS_DUE,
     *,
-    clock: Clock,
+    now_ms: int,
     snapshot: Snapshot | None = None,
-    partitions: Sequence[int] | None = None,
-    asked_for: bool = False,
-    force: bool = False,
+    segments: Sequence[Segment] | None = None,
     estimates: bool = False,
 ) -> list[Assessment]:
-    """Assess each partition of a topic now. With `estimates`, plans tell what they would reclaim, from sketches."""
-    now_ms = clock.now_ms()
+    """Assess each partition of a topic, from a fresh look at its table, or as a snapshot and its segments are.
+
+    With `estimates`, plans tell what they would reclaim, from sketches.
+    """
     settings = target.settings
     snapshot = snapshot or target.table.snapshot()
-    segments = target.table.plan(snapshot)
+    segments = target.table.plan(snapshot) if segments is None else segments
     by_records = settings.compacts and settings.dirty_ratio_basis == "records"
     distinct = Sketches(target.table.files).distinct_keys if estimates or by_records else None
     found: list[Assessment] = []
     for partition, at in enumerate(snapshot.positions):
-        if partitions is not None and partition not in partitions:
+        if scope.partitions is not None and partition not in scope.partitions:
             continue
         facts = target.facts.get(partition) or PartitionFacts(log_end=at.sealed_end)
         view = PartitionView(
@@ -89,27 +90,13 @@ def assess(
             hold=facts.hold,
             looked_ms=target.looked_ms,
         )
-        ratio = None
-        if settings.compacts:
-            ratio = planning.dirty_ratio(view.segments, at, settings, now_ms, distinct)
-        plans = planning.propose(
-            target.topic, [view], settings, now_ms, distinct=distinct, asked_for=asked_for, force=force
-        )
-        found.append(Assessment(view=view, dirty_ratio=ratio, plan=plans[0] if plans else None))
+        found.append(planning.propose(target.topic, view, settings, now_ms, scope, distinct=distinct))
     return found
 
 
 def plan_target(
-    target: Target,
-    *,
-    clock: Clock,
-    partitions: Sequence[int] | None = None,
-    asked_for: bool = False,
-    force: bool = False,
-    estimates: bool = False,
+    target: Target, scope: Scope = WHAT_IS_DUE, *, clock: Clock, estimates: bool = False
 ) -> list[PartitionPlan]:
     """Return the plans that are due in a topic now, the most urgent first."""
-    assessed = assess(
-        target, clock=clock, partitions=partitions, asked_for=asked_for, force=force, estimates=estimates
-    )
+    assessed = assess(target, scope, now_ms=clock.now_ms(), estimates=estimates)
     return sorted((each.plan for each in assessed if each.plan is not None), key=planning.urgency)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lastword.compaction.engine import Job
-from lastword.compaction.kernels import read_progress
-
-if TYPE_CHECKING:
-    from lastword.compaction.job import Planned
-
-OnRecordsAndBytes = Callable[[int, int, int, int], None]
-"""Called with the records done, the total records, the bytes done and the total bytes."""
+from lastword.compaction.planned import Planned
+from lastword.compaction.progress import read_progress
+from lastword.compaction.request import OnRecordsAndBytes
 
 
 class Watch:

@@ -30,6 +30,8 @@ class TopicSettings:
     compaction_strategy_header_missing: Literal["reject", "lowest"]
     null_key: Literal["keep", "reject"]
     min_rewrite_ratio: float
+    garbage_max_ms: int | None
+    compaction_at_seal: bool
     retention_ms: int | None
     retention_bytes: int | None
     segment_bytes: int

@@ -38,8 +38,8 @@ import pyarrow as pa
 
 from lastword import batch
 from lastword.batch.partitioner import RoundRobin, partitions_of
+from lastword.connect.destination import Destination
 from lastword.connect.protocol import Chunk, Position, SourceRecord
-from lastword.connect.target import Target
 from lastword.errors import (
     InvalidError,
     InvalidRecordError,
@@ -55,7 +55,6 @@ from lastword.maintenance.backup.belongings import SINK_OF_SOURCE, appending
 from lastword.record import HEADERS_TYPE, PAYLOAD_SCHEMA, TimestampType
 from lastword.wal.staged import Piece, Sink, Unit
 
-MAX_SPAN: Final = 2**31
 """The number of offsets that one batch can span."""
 _WAY_OUT: Final = (
     "Mirror into an empty topic that has no other writer; or, after `lastword connect reset`, give the records new "
@@ -86,14 +85,14 @@ class JournaledUnit:
 class Appender:
     """Appends the chunks of one source, one at a time. Its owner holds the source's lock."""
 
-    def __init__(self, target: Target, folder: Path, *, source: str, connector: str) -> None:
-        self._target = target
+    def __init__(self, destination: Destination, folder: Path, *, source: str, connector: str) -> None:
+        self._destination = destination
         self._folder = folder
         self._sink = f"{SINK_OF_SOURCE}{source}"
         self._source = source
         self._connector = connector
         self._turns = RoundRobin()
-        self._looked: set[tuple[UUID, int]] = set()
+        self._checked: set[tuple[UUID, int]] = set()
         self._last = self._load()
         if self._last.connector not in ("", connector):
             raise InvalidError(
@@ -115,7 +114,7 @@ class Appender:
         """Return a topic by name. Raise InvalidError if it is no longer the one that the source has appended to."""
         known = self._last.known.get(name)
         try:
-            found = self._target.topic(name)
+            found = self._destination.topic(name)
         except UnknownTopicError:
             if known is None:
                 raise
@@ -152,7 +151,7 @@ class Appender:
         for record in chunk.records:
             by_topic.setdefault(record[0], []).append(record)
         topics = {name: self.topic(name) for name in by_topic}
-        sinks = {name: Sink(self._target.path, topic.id, self._sink) for name, topic in topics.items()}
+        sinks = {name: Sink(self._destination.path, topic.id, self._sink) for name, topic in topics.items()}
         number = 1 + max([self._last.number, *(sink.committed or 0 for sink in sinks.values())])
         size_bytes = 0
         ends = {topic_id: dict(own) for topic_id, own in self._last.ends.items()}
@@ -196,7 +195,7 @@ class Appender:
             # It was never journaled, or `recover` would have had it appended.
             sink.withdraw()
         keeps_offsets = records[0].offset is not None
-        limits = replace(topic.limits(self._target.clock.now_ms()), gaps_allowed=keeps_offsets)
+        limits = replace(topic.limits(self._destination.clock.now_ms()), gaps_allowed=keeps_offsets)
         payload = _payload(records, limits.now_ms)
         targets = self._partitions(topic, payload, records)
         batch_bytes = min(BATCH_BYTES, topic.settings.max_message_bytes)
@@ -234,13 +233,13 @@ class Appender:
     def _start(self, topic: Topic, partition: int, ends: dict[str, int], first: int) -> int:
         """Return the offset at which a partition must end for records from `first` on to keep their offsets."""
         start = ends.get(str(partition), 0)
-        if (topic.id, partition) not in self._looked:
+        if (topic.id, partition) not in self._checked:
             # Checked once, for a clear error before anything is journaled; the writer checks it each time.
             with closing(topic.partition_reader(partition)) as reader:
                 end = reader.extent().log_end
             if end != start:
                 raise _taken(topic.name, partition, start, end)
-            self._looked.add((topic.id, partition))
+            self._checked.add((topic.id, partition))
         if first < start:
             raise _taken(topic.name, partition, first, start)
         return start
@@ -265,17 +264,17 @@ class Appender:
     def _finish(self, unit: JournaledUnit) -> None:
         for name, topic_id in unit.topics.items():
             try:
-                if self._target.topic(name).id != UUID(topic_id):
+                if self._destination.topic(name).id != UUID(topic_id):
                     continue
             except UnknownTopicError:
                 continue
             try:
-                self._target.append_staged(name, self._sink, unit.number)
+                self._destination.append_staged(name, self._sink, unit.number)
             except OffsetOutOfRangeError as error:
                 if unit.connector:
                     raise InvalidError(f"topic {name!r}: {error}. {_WAY_OUT}") from error
                 # The source was reset since: a unit that can't be appended at its offsets is given up.
-                Sink(self._target.path, UUID(topic_id), self._sink).withdraw()
+                Sink(self._destination.path, UUID(topic_id), self._sink).withdraw()
             reached("connect.appended")
 
     def _load(self) -> JournaledUnit:
@@ -310,11 +309,7 @@ def _spanning(batches: Sequence[bytes], start: int) -> list[bytes]:
     for each in batches:
         header = batch.read_header(each)
         assert header is not None
-        while start < header.base_offset:
-            last = min(header.base_offset - 1, start + MAX_SPAN - 1)
-            spanning.append(batch.empty_batch(start, last, 0))
-            start = last + 1
-        spanning.append(each)
+        spanning += [*batch.empty_batches(start, header.base_offset, lambda _: 0), each]
         start = header.next_offset
     return spanning
 

@@ -19,11 +19,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lastword.config.document import Entry, read_file, read_mapping
 from lastword.config.keys import closest
 from lastword.config.topic import check_topic_setting
-from lastword.config.values import Switch, WholeNumber
+from lastword.config.values import Kind, Switch, WholeNumber
 from lastword.connect.options import Given, Options
 from lastword.errors import InvalidConfigError
 
@@ -37,6 +38,7 @@ _SETTINGS = (
     "settings.retry.max_ms",
 )
 _DEFAULT_CONFIG = "settings.topic.default_config"
+_COUNT = WholeNumber(low=1, high=2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +111,8 @@ def _build(entries: Iterable[Entry], *, where: str) -> ConnectConfig:
         raise InvalidConfigError(
             f"{where}: there are no sources; list them below 'sources', each under its name"
         )
-    first_ms = _number(settings, "settings.retry.first_ms", 1_000)
-    max_ms = _number(settings, "settings.retry.max_ms", 60_000)
-    assert first_ms is not None and max_ms is not None
+    first_ms = _value(settings, "settings.retry.first_ms", _COUNT, 1_000)
+    max_ms = _value(settings, "settings.retry.max_ms", _COUNT, 60_000)
     if first_ms > max_ms:
         place = settings.get("settings.retry.first_ms") or settings["settings.retry.max_ms"]
         raise InvalidConfigError(
@@ -119,8 +120,8 @@ def _build(entries: Iterable[Entry], *, where: str) -> ConnectConfig:
         )
     return ConnectConfig(
         sources={name: _source(name, draft) for name, draft in drafts.items()},
-        auto_create=_switch(settings, "settings.topic.auto_create"),
-        partitions=_number(settings, "settings.topic.partitions", None),
+        auto_create=_value(settings, "settings.topic.auto_create", Switch(), False),
+        partitions=_value(settings, "settings.topic.partitions", _COUNT, None),
         default_config=default_config,
         retry_first_ms=first_ms,
         retry_max_ms=max_ms,
@@ -174,23 +175,10 @@ def _source(name: str, draft: _Draft) -> SourceConfig:
     )
 
 
-def _switch(settings: Mapping[str, Entry], key: str) -> bool:
-    entry = settings.get(key)
-    if entry is None:
-        return False
-    try:
-        return Switch().parse(entry.value)
-    except ValueError:
-        raise InvalidConfigError(
-            f"{entry.where}: {key} is {entry.value!r}; allowed: {Switch().allowed}"
-        ) from None
-
-
-def _number(settings: Mapping[str, Entry], key: str, default: int | None) -> int | None:
+def _value(settings: Mapping[str, Entry], key: str, kind: Kind, default: Any) -> Any:
     entry = settings.get(key)
     if entry is None:
         return default
-    kind = WholeNumber(low=1, high=2**31 - 1)
     try:
         return kind.parse(entry.value)
     except ValueError:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 MAX_RECORDS: Final = 10_000
 MAX_BYTES: Final = 4 << 20
-LOOK_S: Final = 0.2
+POLL_S: Final = 0.2
 READ_BYTES: Final = 1 << 20
 MAX_LINE_BYTES: Final = 64 << 20
 
@@ -94,7 +94,7 @@ class FileConnector:
                 else:
                     self._file.seek(0)
                 at, rest = 0, b""
-            elif self._context.wait(LOOK_S):
+            elif self._context.wait(POLL_S):
                 return
 
     def appended(self, position: Position | None) -> None: ...

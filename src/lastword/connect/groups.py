@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 
 from lastword.broker.groups.records import CommittedOffset, OffsetKey, SavedGroup, offset_record
 from lastword.broker.groups.replay import GROUPS_TOPIC, replay, with_positions
+from lastword.connect.destination import Destination, OwnDestination
 from lastword.connect.protocol import GroupOffset, TakenOver
-from lastword.connect.target import LogTarget, Target
 from lastword.errors import UnavailableError, UnknownTopicError
 from lastword.folder import running, state_file
 from lastword.folder.paths import SOURCE_GROUPS_FILE
@@ -41,11 +41,11 @@ class _Keeper(Protocol):
         ...
 
 
-class TargetGroups:
+class DestinationGroups:
     """The groups of one log, taken over by one source."""
 
-    def __init__(self, target: Target, folder: Path) -> None:
-        self._target = target
+    def __init__(self, destination: Destination, folder: Path) -> None:
+        self._destination = destination
         self._path = folder / SOURCE_GROUPS_FILE
         self._keeper: tuple[str, _Keeper] | None = None
         self._written: dict[str, dict[str, list[int]]] | None = None
@@ -57,12 +57,12 @@ class TargetGroups:
         there = keeper.committed(group)
         changed: dict[TopicPartition, GroupOffset] = {}
         own = 0
-        extents = {topic: self._target.topic(topic).extents() for topic, _ in offsets}
+        extents = {topic: self._destination.topic(topic).extents() for topic, _ in offsets}
         for place, given in offsets.items():
             # Beyond the log end, a consumer would be sent to the offset that its reset policy says.
             new = given._replace(offset=min(given.offset, extents[place[0]][place[1]].log_end))
             # A recreated topic starts over, and so do its groups.
-            ours = written.get(_key(self._target, place), [])
+            ours = written.get(_key(self._destination, place), [])
             if place in there and there[place] not in ours:
                 own += 1
             elif there.get(place) != new.offset:
@@ -71,21 +71,21 @@ class TargetGroups:
             return TakenOver(own=own)
         for place, new in changed.items():
             before = [there[place]] if place in there else []
-            written[_key(self._target, place)] = [*before, new.offset]
+            written[_key(self._destination, place)] = [*before, new.offset]
         self._save()
         return TakenOver(in_use=not keeper.commit(group, changed), own=own)
 
     def _opened(self) -> _Keeper:
-        server = running.load(self._target.path)
+        server = running.load(self._destination.path)
         where = server.kafka_address if server is not None else ""
         if self._keeper is None or self._keeper[0] != where:
             if server is not None:
                 self._keeper = where, _Server(where)
-            elif isinstance(self._target, LogTarget):
-                self._keeper = where, _InternalTopic(self._target.log)
+            elif isinstance(self._destination, OwnDestination):
+                self._keeper = where, _InternalTopic(self._destination.log)
             else:
                 raise UnavailableError(
-                    f"Groups of {self._target.path} can only be written by the process that has it open, or while "
+                    f"Groups of {self._destination.path} can only be written by the process that has it open, or while "
                     f"`lastword serve` runs on it; neither is the case."
                 )
         return self._keeper[1]
@@ -195,6 +195,6 @@ class _InternalTopic:
             return False
 
 
-def _key(target: Target, place: TopicPartition) -> str:
+def _key(destination: Destination, place: TopicPartition) -> str:
     topic, partition = place
-    return f"{target.topic(topic).id.hex}/{partition}"
+    return f"{destination.topic(topic).id.hex}/{partition}"

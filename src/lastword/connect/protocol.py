@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 from lastword.clock import Clock
 from lastword.connect.options import Options
 from lastword.errors import InvalidConfigError
+from lastword.loading import let_arrow_use_pandas
 from lastword.record import Header
 
 Position = Mapping[str, Any]
@@ -154,6 +155,8 @@ def load(name: str, *, where: str) -> Factory:
         )
     try:
         module = importlib.import_module(module_name)
+        if not module_name.startswith("lastword."):
+            let_arrow_use_pandas()
     except Exception as error:
         # A user's module may raise anything.
         hint = ""

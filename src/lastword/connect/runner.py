@@ -17,9 +17,9 @@ from lastword.clock import monotonic_s
 from lastword.connect import metrics, states
 from lastword.connect.appender import Appender
 from lastword.connect.config import ConnectConfig, SourceConfig
-from lastword.connect.groups import TargetGroups
+from lastword.connect.destination import Destination, DestinationReads, OwnDestination
+from lastword.connect.groups import DestinationGroups
 from lastword.connect.protocol import Chunk, Connector, Context, Position, Watches, load
-from lastword.connect.target import LogTarget, Target, TargetReads
 from lastword.errors import (
     InvalidConfigError,
     InvalidError,
@@ -33,11 +33,11 @@ from lastword.log import Log
 logger = logging.getLogger(__name__)
 
 STATUS_MS = 1_000
-LOOK_S = 0.5
+POLL_S = 0.5
 """How often a paused source checks whether it was resumed."""
 WELL_S = 3.0
 """After this long without another error, a source counts as running again even if it has brought no records."""
-TOPIC_LOOK_S = 5.0
+TOPIC_CHECK_S = 5.0
 """How often a source checks that its topics are still the ones that it has appended to."""
 WATCH_S = 10.0
 """How often the external cost of a source is checked while it is paused or failing."""
@@ -48,9 +48,9 @@ State = Literal["starting", "running", "paused", "failing", "stopped"]
 class Connectors:
     """All sources of a file, on one log: `start`, `stop`, `status`. Or use it in a `with` statement."""
 
-    def __init__(self, log: Log | Target, config: ConnectConfig) -> None:
-        self._target: Target = LogTarget(log) if isinstance(log, Log) else log
-        self._tasks = [Task(self._target, config, source) for source in config.sources.values()]
+    def __init__(self, log: Log | Destination, config: ConnectConfig) -> None:
+        self._destination: Destination = OwnDestination(log) if isinstance(log, Log) else log
+        self._tasks = [Task(self._destination, config, source) for source in config.sources.values()]
 
     def lock(self) -> None:
         """Acquire the locks of all sources or of none. LockedError names the process that holds one. `start` calls it."""
@@ -96,19 +96,19 @@ class Connectors:
         self.stop()
 
 
-def check(config: ConnectConfig, target: Target) -> dict[str, list[str]]:
+def check(config: ConnectConfig, destination: Destination) -> dict[str, list[str]]:
     """Return the problems of each source. Nothing is changed."""
-    return {source.name: Task(target, config, source).problems() for source in config.sources.values()}
+    return {source.name: Task(destination, config, source).problems() for source in config.sources.values()}
 
 
 class Task:
     """One source."""
 
-    def __init__(self, target: Target, config: ConnectConfig, source: SourceConfig) -> None:
-        self._target = target
+    def __init__(self, destination: Destination, config: ConnectConfig, source: SourceConfig) -> None:
+        self._destination = destination
         self._config = config
         self._source = source
-        self._folder = states.source_folder(target.path, source.name)
+        self._folder = states.source_folder(destination.path, source.name)
         self._stop = threading.Event()
         self._lock: states.SourceLock | None = None
         self._thread = threading.Thread(target=self._run, name=f"lastword-connect-{source.name}", daemon=True)
@@ -124,7 +124,7 @@ class Task:
         self._appender: Appender | None = None
         self._needed: set[str] = set()
         """Topics that the connector has asked for in this run."""
-        self._next_look_s = 0.0
+        self._next_check_s = 0.0
         self._watcher: Connector | None = None
         self._next_watch_s = 0.0
         # Wrong options are reported before anything is started.
@@ -194,7 +194,7 @@ class Task:
                 "last_append_ms": self._last_append_ms,
                 "position": self._position,
                 "details": dict(self._facts),
-                "time_ms": self._target.clock.now_ms(),
+                "time_ms": self._destination.clock.now_ms(),
             }
 
     # ------------------------------------------------------------------------------------------- the thread
@@ -209,7 +209,7 @@ class Task:
                         self._be("paused")
                     self.release()
                     self._watch()
-                    self._stop.wait(LOOK_S)
+                    self._stop.wait(POLL_S)
                     continue
                 before = self._records
                 try:
@@ -251,8 +251,8 @@ class Task:
 
     def _rest(self, left_s: float) -> None:
         """Wait after an error. Pausing ends the wait, so that pausing and resuming retries at once."""
-        while left_s > 0 and not self._shall_end(min(left_s, LOOK_S)):
-            left_s -= LOOK_S
+        while left_s > 0 and not self._shall_end(min(left_s, POLL_S)):
+            left_s -= POLL_S
 
     def _read(self) -> None:
         appender = self._appender = self._make_appender()
@@ -282,20 +282,20 @@ class Task:
 
     def _make_appender(self) -> Appender:
         return Appender(
-            self._target, self._folder, source=self._source.name, connector=self._source.connector
+            self._destination, self._folder, source=self._source.name, connector=self._source.connector
         )
 
     def _take(self, chunk: Chunk, appender: Appender, connector: Connector) -> None:
-        if monotonic_s() >= self._next_look_s:
+        if monotonic_s() >= self._next_check_s:
             # Also while no records arrive: a source whose topic is gone must fail.
-            self._next_look_s = monotonic_s() + TOPIC_LOOK_S
+            self._next_check_s = monotonic_s() + TOPIC_CHECK_S
             for name in self._needed:
                 appender.topic(name)
         if chunk.records:
             size_bytes = appender.append(chunk)
             metrics.RECORDS.labels(self._source.name).inc(len(chunk.records))
             metrics.BYTES.labels(self._source.name).inc(size_bytes)
-            self._last_append_ms = self._target.clock.now_ms()
+            self._last_append_ms = self._destination.clock.now_ms()
             metrics.LAST_APPEND.labels(self._source.name).set(self._last_append_ms / 1000)
             self._records = appender.records
         elif chunk.position is not None and (self._position is None or appender.restored):
@@ -321,7 +321,7 @@ class Task:
         changed = state != self._state
         self._state = state
         metrics.RUNNING.labels(self._source.name).set(state == "running")
-        now_ms = self._target.clock.now_ms()
+        now_ms = self._destination.clock.now_ms()
         if self._lock is None:
             # The process that holds the lock writes the status.
             return
@@ -347,9 +347,9 @@ class Task:
         return Context(
             source=self._source.name,
             topic=self._source.topic,
-            clock=self._target.clock,
-            topics=TargetReads(self._target),
-            groups=TargetGroups(self._target, self._folder),
+            clock=self._destination.clock,
+            topics=DestinationReads(self._destination),
+            groups=DestinationGroups(self._destination, self._folder),
             wait=self._shall_end,
             report=self._report,
             needs_topic=self._needs_topic if create else self._would_need_topic,
@@ -363,9 +363,9 @@ class Task:
         except UnknownTopicError:
             if not self._config.auto_create:
                 raise self._no_topic(name) from None
-            count = partitions or self._config.partitions or self._target.default_partitions()
+            count = partitions or self._config.partitions or self._destination.default_partitions()
             try:
-                self._target.create_topic(name, partitions=count, config=self._config.default_config)
+                self._destination.create_topic(name, partitions=count, config=self._config.default_config)
             except TopicExistsError:
                 # Another source has created it first.
                 self._topic(name)
@@ -383,7 +383,7 @@ class Task:
         if self._appender is not None:
             self._appender.topic(name)
         else:
-            self._target.topic(name)
+            self._destination.topic(name)
 
     def _no_topic(self, name: str) -> InvalidError:
         return InvalidError(

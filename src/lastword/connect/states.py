@@ -8,21 +8,24 @@ connect/<source>/unit.json     its last unit and its position        see appende
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, Final, Self
 
-from lastword.clock import Clock, SystemClock
+from lastword.clock import Clock
 from lastword.connect.appender import forget_position
 from lastword.errors import LockedError, UnknownSourceError
 from lastword.folder import disk, state_file
-from lastword.folder.locks import try_flock
-from lastword.folder.paths import CONNECT_FOLDER, SOURCE_STATUS_FILE
+from lastword.folder.locks import acquired_within, try_flock
+from lastword.folder.paths import (
+    CONNECT_FOLDER,
+    SOURCE_LOCK_FILE,
+    SOURCE_PAUSED_FILE,
+    SOURCE_STATUS_FILE,
+)
 
 LOCK_WAIT_MS: Final = 2_000
 """A status query holds a source's lock for a moment; a source that was just paused holds it until its chunk is done."""
-_PAUSED: Final = "paused"
 
 
 def source_folder(data_folder: Path, source: str) -> Path:
@@ -38,17 +41,17 @@ class SourceLock:
     @classmethod
     def acquire(cls, folder: Path) -> Self:
         disk.make_folder(folder)
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        waited_ms = 0
-        while not try_flock(fd):
-            if waited_ms >= LOCK_WAIT_MS:
-                holder = os.pread(fd, 100, 0).decode(errors="replace") or "another process"
-                os.close(fd)
-                raise LockedError(
-                    f"The source {folder.name!r} is being run by {holder}; pause it, or stop that process, first."
-                )
-            SystemClock().sleep_ms(20)
-            waited_ms += 20
+        return acquired_within(LOCK_WAIT_MS, lambda: cls._try(folder))
+
+    @classmethod
+    def _try(cls, folder: Path) -> Self:
+        fd = os.open(folder / SOURCE_LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if not try_flock(fd):
+            holder = os.pread(fd, 100, 0).decode(errors="replace") or "another process"
+            os.close(fd)
+            raise LockedError(
+                f"The source {folder.name!r} is being run by {holder}; pause it, or stop that process, first."
+            )
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"process {os.getpid()}".encode(), 0)
         return cls(fd)
@@ -64,19 +67,19 @@ class SourceLock:
 
 
 def is_paused(folder: Path) -> bool:
-    return (folder / _PAUSED).exists()
+    return (folder / SOURCE_PAUSED_FILE).exists()
 
 
 def pause(data_folder: Path, source: str) -> dict[str, Any]:
     """Pause a source after its current chunk. It stays paused across restarts."""
-    disk.replace_file(_known(data_folder, source) / _PAUSED, b"")
+    disk.replace_file(_known(data_folder, source) / SOURCE_PAUSED_FILE, b"")
     return {"source": source, "paused": True}
 
 
 def resume(data_folder: Path, source: str) -> dict[str, Any]:
     """Resume a paused source."""
     folder = _known(data_folder, source)
-    (folder / _PAUSED).unlink(missing_ok=True)
+    (folder / SOURCE_PAUSED_FILE).unlink(missing_ok=True)
     disk.sync_folder(folder)
     return {"source": source, "paused": False}
 
@@ -91,9 +94,7 @@ def reset(data_folder: Path, source: str) -> bool:
 
 def save_status(folder: Path, status: dict[str, Any]) -> None:
     """Save the status. It is not synced: a status lost in a power cut does no harm."""
-    temporary = folder / f"{SOURCE_STATUS_FILE}.tmp"
-    temporary.write_text(json.dumps(status))
-    temporary.replace(folder / SOURCE_STATUS_FILE)
+    state_file.save(folder / SOURCE_STATUS_FILE, status, synced=False)
 
 
 def load_statuses(data_folder: Path, clock: Clock) -> list[dict[str, Any]]:
@@ -120,7 +121,7 @@ def _load_status(folder: Path, now_ms: int) -> dict[str, Any]:
 
 def _is_locked(folder: Path) -> bool:
     try:
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(folder / SOURCE_LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

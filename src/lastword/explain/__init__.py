@@ -10,7 +10,7 @@ partition.py   explains records of one partition
 topic.py       explains records of a topic, partition by partition
 
 Nothing here decides about records. The plan is compaction's own (compaction/plan.py), and so are the rules, the walk
-over the keys (compaction/survivors.py) and the segments that are left alone (compaction/kernels.py). This package
+over the keys (compaction/survivors.py) and the segments that are left alone (compaction/task.py). This package
 asks them about some records and puts the answer into words.
 """
 

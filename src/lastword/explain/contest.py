@@ -14,12 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastword.compaction import kernels
-from lastword.compaction.engine import MAX_INLINE_SHARES, Failure, ShareFound, TooLarge, find_share, unite
-from lastword.compaction.keyset import Share
 from lastword.compaction.survivors import Mask, Survivors
 from lastword.compaction.unit import Unit
-from lastword.errors import UnavailableError
 from lastword.segments.raw import RawSegment
 
 Rows = Mapping[str, npt.NDArray[np.int64]]
@@ -44,37 +40,6 @@ def contest(unit: Unit, rows: Rows, keys: Sequence[bytes]) -> Found:
         if path in rows:
             finder.found.stay[path] = mask[rows[path]]
     return finder.found
-
-
-def spared(unit: Unit) -> set[str]:
-    """Return the paths of segments that min.rewrite.ratio leaves alone. All keys compete, in bounded memory."""
-    if not (unit.keyed and kernels.may_spare(unit)):
-        return set()
-    shares = 1
-    while shares <= MAX_INLINE_SHARES:
-        found = _find_shares(unit, shares)
-        if found is not None:
-            kept = [int(np.count_nonzero(mask)) for mask in unite(unit, found)]
-            return {unit.segments[index].path for index in kernels.spared(unit, kept)}
-        shares *= 2
-    raise UnavailableError(
-        f"the keys of {unit.topic} partition {unit.partition} don't fit into {unit.max_set_bytes} bytes even in "
-        f"{MAX_INLINE_SHARES} rounds; raise compaction.task.memory.bytes"
-    )
-
-
-def _find_shares(unit: Unit, shares: int) -> list[ShareFound] | None:
-    """Find the survivors of all keys in this many rounds; None if the keys of one round don't fit into memory."""
-    found: list[ShareFound] = []
-    for index in range(shares):
-        match find_share(unit, Share(index, shares)):
-            case Failure() as failed:
-                raise UnavailableError(failed.message)
-            case TooLarge():
-                return None
-            case share:
-                found.append(share)
-    return found
 
 
 class _Finder(Survivors):

@@ -20,6 +20,7 @@ from lastword.segments.parquet import SegmentFiles
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import state as states
 from lastword.wal.files import WalFile
+from lastword.wal.rolled import RolledFile
 from lastword.wal.writer import roll_reason
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def inspect_partition(
     found = [
         PlacedSegment(
             segment=segment,
-            place=_place("sealed clean" if segment.last_offset < at.first_dirty else "sealed dirty", segment),
+            place=_place("sealed dirty" if segment.is_dirty(at.first_dirty) else "sealed clean", segment),
             is_sealed=True,
         )
         for segment in table.plan(snapshot, partition)
@@ -157,8 +158,8 @@ def _rolls_ms(settings: TopicSettings, first_append_ms: int) -> int:
     )
 
 
-def _seal_to(scratch: SegmentFiles, todo: tiering.FileToSeal) -> Segment | None:
-    with scratch.writer(todo.partition, max(todo.from_offset, todo.log_start), _SCRATCH_JOB) as writer:
-        for records in tiering.records_to_seal(todo):
+def _seal_to(scratch: SegmentFiles, todo: RolledFile) -> Segment | None:
+    with scratch.writer(todo.partition, todo.first_wanted, _SCRATCH_JOB) as writer:
+        for records in todo.records():
             writer.write(records)
         return writer.close()

@@ -37,7 +37,6 @@ Wait = Literal[
     TombstoneWait,
     "sealing",
     "min.compaction.lag.ms",
-    "min.rewrite.ratio",
     "a run",
     "newer record",
     "retention.ms",

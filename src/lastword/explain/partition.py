@@ -20,23 +20,24 @@ import pyarrow.compute as pc
 
 from lastword.compaction import plan as planning
 from lastword.compaction import rules as rule
-from lastword.compaction.job import unit_of
-from lastword.compaction.plan import PartitionPlan, PartitionView
+from lastword.compaction.plan import Assessment, PartitionPlan
+from lastword.compaction.planned import unit_of
+from lastword.compaction.request import Scope
 from lastword.compaction.survivors import milliseconds
-from lastword.compaction.target import PartitionFacts
+from lastword.compaction.target import PartitionFacts, Target, assess
 from lastword.compaction.unit import Unit
 from lastword.config import TopicSettings
 from lastword.explain import words
-from lastword.explain.contest import Found, contest, spared
+from lastword.explain.contest import Found, contest
 from lastword.explain.inspecting import InspectedPartition, PlacedSegment, Sealing, inspect_partition
 from lastword.explain.model import VALUE_BYTES, ExplainedRecord, PartitionExplanation, Run
 from lastword.explain.verdict import Facts, RunFacts, verdict
 from lastword.reading.reader import PartitionReader
-from lastword.record import NO_TIMESTAMP_MS, TimestampType
-from lastword.segments.model import Segment, Snapshot, look_again
+from lastword.record import NO_TIMESTAMP_MS
+from lastword.segments.model import Segment, Snapshot, retry_if_moved
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment
-from lastword.segments.sketch import Sketches
+from lastword.segments.rows import has_timestamp
 from lastword.wal.reader import OffsetGoneError
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class Question:
     seals: bool = True
 
     @property
+    def scope(self) -> Scope:
+        return Scope(asked_for=self.run != "worker", force=self.run == "forced")
+
+    @property
     def sealing(self) -> Sealing:
         if not self.seals:
             return "none"
@@ -70,7 +75,6 @@ class Known:
     settings: TopicSettings
     wal_folder: Path
     facts: PartitionFacts
-    task_memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +116,7 @@ def explain_partition(
         # The records that were missing in the WAL may have been sealed in the meantime.
         raise OffsetGoneError(found.problem)
 
-    return look_again(attempt, f"Partition {reader.partition}")
+    return retry_if_moved(attempt, f"Partition {reader.partition}")
 
 
 def _explain(
@@ -126,7 +130,7 @@ def _explain(
     watch: Callable[[Unit], None],
 ) -> PartitionExplanation:
     settings = known.settings
-    looked = inspect_partition(
+    inspected = inspect_partition(
         table,
         snapshot,
         partition,
@@ -137,53 +141,55 @@ def _explain(
         first_append_ms=known.facts.first_append_ms,
         now_ms=now_ms,
     )
-    view = PartitionView(
-        partition=partition,
-        positions=looked.positions,
-        segments=looked.sealed,
-        log_end=looked.log_end,
-        hold=known.facts.hold,
+    target = Target(
+        topic=known.topic,
+        table=table,
+        settings=settings,
+        facts={partition: replace(known.facts, log_end=inspected.log_end)},
     )
-    by_records = settings.dirty_ratio_basis == "records"
-    distinct = Sketches(table.files).distinct_keys if by_records else None
+    positions = tuple(
+        inspected.positions if number == partition else at for number, at in enumerate(snapshot.positions)
+    )
+    after_sealing = replace(snapshot, positions=positions)
 
-    def propose(*, asked_for: bool, force: bool) -> PartitionPlan | None:
-        plans = planning.propose(
-            known.topic, [view], settings, now_ms, distinct=distinct, asked_for=asked_for, force=force
+    def look(scope: Scope) -> Assessment:
+        (found,) = assess(
+            target,
+            replace(scope, partitions=(partition,)),
+            now_ms=now_ms,
+            snapshot=after_sealing,
+            segments=inspected.sealed,
         )
-        return plans[0] if plans else None
+        return found
 
-    plan = propose(asked_for=True, force=True)
-    due = propose(asked_for=question.run != "worker", force=question.run == "forced")
-    rows, next_offset = _choose(table.files, looked, question)
+    plan = look(Scope(asked_for=True, force=True)).plan
+    assessed = look(question.scope)
+    due = assessed.plan
+    rows, next_offset = _choose(table.files, inspected, question)
     run = RunFacts(
         settings=settings,
-        log_start=looked.positions.log_start,
+        log_start=inspected.positions.log_start,
         plan=plan,
         is_due=due is not None,
-        all_compactable=plan is not None and len(plan.segments) == len(looked.sealed),
+        all_compactable=plan is not None and len(plan.segments) == len(inspected.sealed),
         hold=known.facts.hold,
         readers=known.facts.readers,
         now_ms=now_ms,
     )
-    records = tuple(_verdicts(table.files, looked, rows, run, known))
+    records = tuple(_verdicts(table.files, inspected, rows, run))
     if due is not None:
         watch(unit_of(due, settings, table.files, job_id="explain"))
     return PartitionExplanation(
         partition=partition,
-        log_start=looked.now.log_start,
-        first_dirty=looked.now.first_dirty,
-        sealed_end=looked.now.sealed_end,
-        log_end=looked.log_end,
+        log_start=inspected.now.log_start,
+        first_dirty=inspected.now.first_dirty,
+        sealed_end=inspected.now.sealed_end,
+        log_end=inspected.log_end,
         due=None if due is None else due.reason,
-        not_due=None
-        if due is not None
-        else words.not_due(
-            plan, settings, has_segments=bool(looked.sealed), as_worker=question.run == "worker"
-        ),
+        not_due=None if due is not None else planning.why_not([assessed], settings, question.scope),
         records=records,
         next_offset=next_offset,
-        problem=looked.problem,
+        problem=inspected.problem,
     )
 
 
@@ -191,15 +197,15 @@ def _explain(
 
 
 def _choose(
-    files: SegmentFiles, looked: InspectedPartition, question: Question
+    files: SegmentFiles, inspected: InspectedPartition, question: Question
 ) -> tuple[list[_Row], int | None]:
     """Return the records that are asked about, and the first offset that was left out."""
     found: list[_Row] = []
-    for placed in looked.segments:
+    for placed in inspected.segments:
         if placed.segment.last_offset < question.from_offset:
             continue
         left = None if question.limit is None else question.limit + 1 - len(found)
-        for row in _rows(files, placed, question, looked.positions.log_start, left):
+        for row in _rows(files, placed, question, inspected.positions.log_start, left):
             if question.limit is not None and len(found) == question.limit:
                 return found, row.offset
             found.append(row)
@@ -230,11 +236,11 @@ def _rows(
                 None if size is None else each.as_py()[:VALUE_BYTES]
                 for each, size in zip(values, sizes, strict=True)
             ]
-            for index, (row, offset, kind, key) in enumerate(
+            for index, (row, offset, came, key) in enumerate(
                 zip(
                     chosen.tolist(),
                     columns.column("offset").to_pylist(),
-                    columns.column("timestamp_type").to_pylist(),
+                    has_timestamp(columns).tolist(),
                     columns.column("key").to_pylist(),
                     strict=True,
                 )
@@ -244,7 +250,7 @@ def _rows(
                     row=group.first_row + row,
                     offset=offset,
                     timestamp_ms=int(times_ms[index]),
-                    has_timestamp=kind != int(TimestampType.NONE),
+                    has_timestamp=came,
                     key=key,
                     value=starts[index],
                     value_bytes=sizes[index],
@@ -259,7 +265,7 @@ def _rows(
 
 
 def _verdicts(
-    files: SegmentFiles, looked: InspectedPartition, rows: Sequence[_Row], run: RunFacts, known: Known
+    files: SegmentFiles, inspected: InspectedPartition, rows: Sequence[_Row], run: RunFacts
 ) -> Iterator[ExplainedRecord]:
     if not rows:
         return
@@ -270,14 +276,13 @@ def _verdicts(
     chosen = {path: np.array(own) for path, own in by_path.items()}
     keys = sorted({each.key for each in rows if each.key is not None})
     in_run: frozenset[str] = frozenset()
-    found, left_alone = Found(), set[str]()
+    found = Found()
     if plan is not None:
         in_run = frozenset(segment.path for segment in plan.segments)
-        unit = unit_of(plan, settings, files, job_id="explain", max_set_bytes=known.task_memory_bytes)
+        unit = unit_of(plan, settings, files, job_id="explain")
         found = contest(_narrowed(unit, rows), chosen, keys if plan.keyed else [])
-        left_alone = spared(unit)
-    last = _last_winners(files, looked, rows, run, keys, found)
-    ready = _Ready(looked, settings)
+    last = _last_winners(files, inspected, rows, run, keys, found)
+    ready = _Ready(inspected, settings)
     counted: dict[str, int] = {}
     for each in rows:
         path = each.segment.segment.path
@@ -293,7 +298,6 @@ def _verdicts(
             winner=None if each.key is None else found.winners.get(each.key),
             later_winner=None if each.key is None else last.get(each.key),
             later_winner_ms=ready.winner_ms(last.get(each.key) if each.key is not None else None),
-            is_spared=path in left_alone,
             is_sealed=each.segment.is_sealed,
             seals_ms=each.segment.seals_ms,
             compactable_ms=ready.segment_ms(each.offset),
@@ -334,7 +338,7 @@ def _narrowed(unit: Unit, rows: Sequence[_Row]) -> Unit:
 
 def _last_winners(
     files: SegmentFiles,
-    looked: InspectedPartition,
+    inspected: InspectedPartition,
     rows: Sequence[_Row],
     run: RunFacts,
     keys: Sequence[bytes],
@@ -344,28 +348,29 @@ def _last_winners(
     settings, plan = run.settings, run.plan
     if not settings.compacts or not keys:
         return {}
-    if plan is not None and len(plan.segments) == len(looked.segments):
+    if plan is not None and len(plan.segments) == len(inspected.segments):
         return found.winners
-    at = looked.positions
+    at = inspected.positions
     everything = PartitionPlan(
         topic="",
-        partition=looked.segments[0].segment.partition,
+        partition=inspected.segments[0].segment.partition,
         reason="asked for",
         dirty_ratio=0.0,
         positions=at,
-        segments=looked.all,
-        compactable_end=looked.log_end,
-        seen=(run.now_ms, looked.log_end),
+        segments=inspected.all,
+        compactable_end=inspected.log_end,
+        seen=(run.now_ms, inspected.log_end),
         rules=rule.rules_for(
             settings,
             at,
-            compactable_end=looked.log_end,
+            compactable_end=inspected.log_end,
             all_compactable=True,
-            seen=(run.now_ms, looked.log_end),
+            seen=(run.now_ms, inspected.log_end),
             hold=run.hold,
             now_ms=run.now_ms,
         ),
         keyed=True,
+        now_ms=run.now_ms,
     )
     unit = unit_of(everything, settings, files, job_id="explain")
     return contest(_narrowed(unit, rows), {}, keys).winners
@@ -374,10 +379,10 @@ def _last_winners(
 class _Ready:
     """The times from which records may be compacted, by their offsets."""
 
-    def __init__(self, looked: InspectedPartition, settings: TopicSettings) -> None:
-        self._segments = looked.segments
-        self._first_offsets = [each.segment.first_offset for each in looked.segments]
-        self._times_ms = planning.compactable_from(looked.all, settings)
+    def __init__(self, inspected: InspectedPartition, settings: TopicSettings) -> None:
+        self._segments = inspected.segments
+        self._first_offsets = [each.segment.first_offset for each in inspected.segments]
+        self._times_ms = planning.compactable_from(inspected.all, settings)
 
     def segment_ms(self, offset: int) -> int:
         """Return when min.compaction.lag.ms no longer holds back the segment with an offset."""

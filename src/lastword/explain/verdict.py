@@ -36,7 +36,6 @@ class Facts:
     """The winner of its key once everything may be compacted."""
     later_winner_ms: int | None = None
     """When that record may be compacted, if known."""
-    is_spared: bool = False
     is_sealed: bool = True
     seals_ms: int | None = None
     compactable_ms: int | None = None
@@ -79,8 +78,6 @@ def _in_run(record: Facts, run: RunFacts, plan: PartitionPlan) -> Verdict:
     if not plan.keyed:
         return _kept_by_policy(record, run)
     if not record.won:
-        if record.is_spared:
-            return Verdict(goes=False, rule="beaten", beaten_by=record.winner, waits_for="min.rewrite.ratio")
         return Verdict(goes=True, rule="beaten", beaten_by=record.winner)
     if (
         record.is_tombstone

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lastword.compaction.plan import PartitionPlan
 from lastword.compaction.strategy import strategy_of
 from lastword.config import TopicSettings
 from lastword.explain.model import Verdict
@@ -37,11 +36,11 @@ def reason(verdict: Verdict, settings: TopicSettings, *, is_tombstone: bool) -> 
             said = "the topic is not compacted: records don't replace each other"
         case "not in the run":
             said = "only in the WAL" if verdict.waits_for == "sealing" else "held back"
-    waits = _waits(verdict, settings)
+    waits = _waits(verdict)
     return f"{said}; {waits}" if waits else said
 
 
-def _waits(verdict: Verdict, settings: TopicSettings) -> str | None:
+def _waits(verdict: Verdict) -> str | None:
     until = "" if verdict.until_ms is None else f" {time_text(verdict.until_ms)}"
     later = f", then offset {verdict.beaten_by} beats it" if verdict.beaten_by is not None else ""
     match verdict.waits_for:
@@ -49,8 +48,6 @@ def _waits(verdict: Verdict, settings: TopicSettings) -> str | None:
             return None
         case "a run":
             return "it would go, but there is no run" if verdict.rule != "below the log start" else None
-        case "min.rewrite.ratio":
-            return f"its segment has too little garbage to be rewritten, min.rewrite.ratio={settings.min_rewrite_ratio}"
         case "sealing":
             return f"it waits to be sealed, at the latest{until or ' when the WAL rolls'}{later}"
         case "min.compaction.lag.ms":
@@ -71,22 +68,3 @@ def _waits(verdict: Verdict, settings: TopicSettings) -> str | None:
             names = ", ".join(f"{each.reader!r} is at {each.position}" for each in verdict.readers)
             longest = f", at most until{until}" if until else ""
             return f"it waits for readers ({names}){longest}{later}"
-
-
-def not_due(
-    plan: PartitionPlan | None, settings: TopicSettings, *, has_segments: bool, as_worker: bool
-) -> str:
-    """Return why there is no run."""
-    if not settings.compacts:
-        return "the topic is not compacted, and it has too few small segments to join"
-    if plan is None:
-        if has_segments:
-            return f"everything is held back by min.compaction.lag.ms={settings.min_compaction_lag_ms}"
-        return "nothing is sealed"
-    dirty = any(segment.last_offset >= plan.positions.first_dirty for segment in plan.segments)
-    if dirty and as_worker:
-        return (
-            f"the dirty ratio {plan.dirty_ratio:.2f} is below "
-            f"min.cleanable.dirty.ratio={settings.min_cleanable_dirty_ratio}"
-        )
-    return "nothing that may be compacted is dirty, and no tombstone may go"

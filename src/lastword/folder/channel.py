@@ -3,13 +3,13 @@
 `ChannelServer`, `ask` and `hold`: maintenance asks the writer to roll, because only the writer rolls its files, and
 announces commits to it. The writer's lock file names its socket. A connection carries one request and one answer. With
 `hold` the connection stays open while the client does something, and a last answer confirms that the writer has noted
-the end. Without that answer the writer has gone away. A client that is killed closes its connection, which is an end
-too. If nothing answers there is no writer: the lock, not the socket, decides that. While the writer works on a request
-it sends lines that say so. A client waits as long as they come, and gives up after TIMEOUT_S of silence.
+the end. Without that answer the writer has gone away. The connection of a killed client closes, which
+is an end too. If there is no answer, the lock, not the socket, decides whether there is a writer. While the writer works
+on a request it sends keep-alive lines. A client waits as long as they arrive, and gives up after TIMEOUT_S of silence.
 
 `JobServer` and `ask_job`: the broker's process asks the worker's process for long work. A connection carries one
 request, then any number of lines with progress, then one with the result or the error. A client that disconnects before
-the end cancels the request: the job is told, and ends before its next commit.
+the end cancels the request: the job is notified, and ends before its next commit.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 60.0
 """How long the other end may be silent."""
 _WORKING_TIMES = 12
-"""How many times within TIMEOUT_S a server that works on a request says so."""
+"""The number of keep-alive lines within TIMEOUT_S from a server that works on a request."""
 _MAX_LINE_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 256 << 20
 """The largest request for a job: an erasure may have many keys."""
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 """How often a waiting client checks whether to keep waiting."""
 
 Handler = Callable[[dict[str, Any]], dict[str, Any] | AbstractContextManager[dict[str, Any]]]
@@ -50,7 +50,7 @@ Handler = Callable[[dict[str, Any]], dict[str, Any] | AbstractContextManager[dic
 ReportProgress = Callable[..., None]
 """Called with the name of a stage and numbers."""
 JobHandler = Callable[[dict[str, Any], ReportProgress, Callable[[], bool]], Any]
-"""Carries out a request. Gets a function to report progress and one that tells whether the client has gone away."""
+"""Carries out a request. Gets a function to report progress, and one that returns whether the client has disconnected."""
 
 
 class ChannelServer:
@@ -147,7 +147,7 @@ class ChannelServer:
         except _AskerGoneError:
             raise
         except Exception as error:
-            # The client must get an answer, or it would wait for it in vain.
+            # Without an answer, the client would wait until its timeout.
             logger.exception("a request on the writer's channel failed with an unexpected error: %s", request)
             unexpected = UnavailableError(
                 f"The writer failed with an unexpected {type(error).__name__}: {error}"
@@ -157,7 +157,7 @@ class ChannelServer:
 
 
 class _AskerGoneError(Exception):
-    """The client was killed, or waits no longer."""
+    """The client was killed, or has stopped waiting."""
 
 
 def _tell(connection: socket.socket, answer: dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ def _tell(connection: socket.socket, answer: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _saying_that_it_works(connection: socket.socket) -> Iterator[None]:
-    """Tell the client repeatedly that its request is being carried out, until the block exits."""
+    """Send keep-alive lines to the client until the block exits."""
     done = threading.Event()
 
     def say() -> None:
@@ -177,7 +177,7 @@ def _saying_that_it_works(connection: socket.socket) -> Iterator[None]:
             try:
                 _send(connection, {"working": True})
             except OSError:
-                # The client is gone. Its request is carried out all the same.
+                # The client is gone. Its request is carried out anyway.
                 return
 
     thread = threading.Thread(target=say, name="lastword-channel-working", daemon=True)
@@ -206,12 +206,12 @@ class Hold:
 
     answer: dict[str, Any] | None
     is_ended: bool = False
-    """Whether the writer that answered has noted the end. False if it went away meanwhile."""
+    """Whether the writer that answered has noted the end. False if it ended first."""
 
 
 @contextlib.contextmanager
 def hold(path: str, request: dict[str, Any]) -> Iterator[Hold]:
-    """Ask as `ask` does, and tell the writer when the block exits. The writer has noted that on return, if it can."""
+    """Ask as `ask` does, and notify the writer when the block exits. On return, the writer has noted that if it can."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(TIMEOUT_S)
         try:
@@ -228,7 +228,7 @@ def hold(path: str, request: dict[str, Any]) -> Iterator[Hold]:
 
 
 def _exchange(connection: socket.socket, path: str, message: dict[str, Any]) -> dict[str, Any] | None:
-    """Send a line and wait for the answer while the other end works; None if it is gone."""
+    """Send a line and wait for the answer while the other end works. Return None if it has ended."""
     try:
         _send(connection, message)
         waiting = b""
@@ -283,7 +283,7 @@ class JobServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more requests, and tell the running ones to end."""
+        """Accept no more requests, and ask the running ones to end."""
         self._closing.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -355,8 +355,8 @@ def ask_job(
         while True:
             if cancelled():
                 raise UnavailableError("The request was cancelled; earlier commits stay.")
-            if not select.select([connection], [], [], _LOOK_S)[0]:
-                waited_s += _LOOK_S
+            if not select.select([connection], [], [], _POLL_S)[0]:
+                waited_s += _POLL_S
                 if timeout_s is not None and waited_s >= timeout_s:
                     raise UnavailableError(f"The worker has not answered within {timeout_s:g} s.")
                 continue

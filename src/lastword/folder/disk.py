@@ -10,6 +10,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from lastword.clock import SystemClock
+from lastword.folder.locks import try_flock
+
 fdatasync = os.fdatasync
 fsync = os.fsync
 write = os.write
@@ -17,6 +20,7 @@ writev = os.writev
 
 MAX_PIECES = 512
 _FOLDER_ATTEMPTS = 5
+_TURN_MS = 1
 
 # Linux only, and not in Python's os.
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
@@ -89,14 +93,36 @@ def _make_missing(folder: Path) -> None:
         sync_folder(each.parent)
 
 
-def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a small file so that, after any crash, either the old or the new version is there, complete."""
+def replace_file(path: Path, data: bytes, mode: int = 0o644, *, synced: bool = True) -> None:
+    """Write a small file so that the old or the new version is always complete; with `synced`, even after a power cut.
+
+    Threads and processes that write the same file take turns.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    fd = _open_alone(temporary, mode)
     try:
+        os.ftruncate(fd, 0)
         write_all(fd, data)
-        fsync(fd)
+        if synced:
+            fsync(fd)
+        temporary.replace(path)
     finally:
         os.close(fd)
-    temporary.replace(path)
-    sync_folder(path.parent)
+    if synced:
+        sync_folder(path.parent)
+
+
+def _open_alone(path: Path, mode: int) -> int:
+    """Open a file for writing, once no one else has opened it in this way. It stays reserved until it is closed or renamed."""
+    while True:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+        try:
+            if try_flock(fd) and os.path.samestat(os.fstat(fd), path.stat()):
+                return fd
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        SystemClock().sleep_ms(_TURN_MS)

@@ -3,7 +3,7 @@
 Iceberg's paths are absolute, so the tables of a copied folder name the files of the original. Before a process uses a
 folder, it compares the path in the identity with the folder's path now:
 
-- the same place, maybe by another name (a symlink, a bind mount): it is *home*;
+- the same place, possibly under another name (a symlink, a bind mount): it is *home*;
 - another place, and a folder with the same id is still at the old one: it is a *copy*, and must not be used before
   `lastword relocate` has made it a separate folder;
 - another place, and no folder with that id is at the old one: it was *moved*, and has to be relocated.

@@ -1,4 +1,4 @@
-"""Erasures that were requested and are not done: `erasing/<topic id>.json`, one per topic.
+"""Erasures that were requested but are not done: `erasing/<topic id>.json`, one per topic.
 
 An intent has, for each request, the keys and the log ends of the partitions at that time: records from there on are
 new and stay. The file holds keys itself, so it is removed when the erasure is done.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lastword.errors import CorruptError
+from lastword.errors import CorruptError, StorageError
 from lastword.folder import disk, state_file
 from lastword.folder.paths import ERASING_FOLDER
 from lastword.folder.steps import reached
@@ -52,7 +52,6 @@ class Intent:
 def add_intent(data_folder: Path, wanted: Intent) -> Intent:
     """Note an erasure in addition to unfinished ones of the topic. Replace a damaged note."""
     path = _path(data_folder, wanted.topic_id)
-    disk.make_folder(path.parent)
     try:
         earlier = load_intent(path)
     except CorruptError:
@@ -68,6 +67,7 @@ def add_intent(data_folder: Path, wanted: Intent) -> Intent:
 
 
 def save_intent(data_folder: Path, intent: Intent) -> None:
+    """Write an intent. Raise StorageError if that fails."""
     content = {
         "topic": intent.topic,
         "topic_id": intent.topic_id,
@@ -77,7 +77,12 @@ def save_intent(data_folder: Path, intent: Intent) -> None:
         ],
         "held": None if intent.held is None else list(intent.held),
     }
-    state_file.save(_path(data_folder, intent.topic_id), content)
+    path = _path(data_folder, intent.topic_id)
+    try:
+        disk.make_folder(path.parent)
+        state_file.save(path, content)
+    except OSError as error:
+        raise StorageError(f"Can't write {path}: {error.strerror or error}.") from error
 
 
 def list_intents(data_folder: Path) -> list[Path]:
@@ -85,7 +90,7 @@ def list_intents(data_folder: Path) -> list[Path]:
 
 
 def load_intent(path: Path) -> Intent | None:
-    """Return an intent; None if it is gone. Raise CorruptError if it can't be parsed."""
+    """Return an intent, or None if there is none. Raise CorruptError if it can't be parsed."""
     return state_file.load(
         path,
         _intent_from,

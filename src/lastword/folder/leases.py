@@ -8,7 +8,6 @@ its lease lasts finds it lapsed, and must not commit.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from contextlib import suppress
@@ -143,9 +142,7 @@ class LeaseKeeper:
         # Not synced: no lease needs to survive a crash of the machine, because no job does.
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{lease.id}.json"
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(lease)))
-        temporary.replace(path)
+        state_file.save(path, asdict(lease), synced=False)
 
     def _renew(self) -> None:
         while not self._stop.wait(self.ttl_ms / 3000):

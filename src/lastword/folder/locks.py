@@ -1,7 +1,7 @@
 """The roles of a data folder, each held by one process at a time.
 
 *writer*: appends, rolls, and changes topics. *maintenance*: seals, applies retention, deletes and collects. *worker*:
-does that in the background. *backup*: makes a backup.
+runs maintenance in the background. *backup*: makes a backup.
 The locks are flocks, so the kernel releases them when a process dies. The file names the holder.
 """
 
@@ -13,19 +13,22 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from lastword.clock import Clock
+from lastword.clock import Clock, SystemClock
 from lastword.errors import LockedError
 from lastword.folder.paths import LOCKS_FOLDER
 from lastword.folder.processes import is_running
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
 BRIEF_WAIT_MS = 5_000
+_POLL_MS = 20
 
 
 _command: str | None = None
@@ -60,8 +63,8 @@ class RoleLock:
     ) -> RoleLock:
         """Acquire a role. Raise LockedError, which names the holder, if another process or another open log has it.
 
-        `channel` is the path where the holder takes requests. `brief` says that the role will be released at
-        once, so that others wait for it instead of failing.
+        `channel` is the path where the holder takes requests. With `brief`, the role is released soon, so
+        others wait for it instead of failing.
         """
         folder = data_folder / LOCKS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,8 +78,8 @@ class RoleLock:
             # A holder that is not named yet, or no longer, may be a brief one.
             is_named = bool(held_by) and not _is_gone(held_by)
             if (held_by.get("brief") or not is_named) and waited_ms < BRIEF_WAIT_MS:
-                clock.sleep_ms(20)
-                waited_ms += 20
+                clock.sleep_ms(_POLL_MS)
+                waited_ms += _POLL_MS
                 continue
             os.close(fd)
             raise LockedError(
@@ -95,7 +98,7 @@ class RoleLock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps(me).encode(), 0)
         except OSError as error:
-            # The lock is held all the same: a full disk must not prevent opening the log.
+            # The lock is held anyway: a full disk must not prevent opening the log.
             logger.warning("could not note the holder in %s: %s", path, error)
         return cls(fd, role)
 
@@ -122,8 +125,21 @@ def try_flock(fd: int, *, shared: bool = False) -> bool:
     return True
 
 
+def acquired_within(wait_ms: int, acquire: Callable[[], T]) -> T:
+    """Call `acquire` until it has its lock. Raise its LockedError if another process still has the lock after `wait_ms`."""
+    waited_ms = 0
+    while True:
+        try:
+            return acquire()
+        except LockedError:
+            if waited_ms >= wait_ms:
+                raise
+        SystemClock().sleep_ms(_POLL_MS)
+        waited_ms += _POLL_MS
+
+
 def writer_channel(data_folder: Path) -> str | None:
-    """Return the path where the writer of a data folder takes requests, as its lock file says. It may be gone."""
+    """Return the path where the writer of a data folder takes requests, from its lock file. The writer may have ended."""
     try:
         return _parse((data_folder / LOCKS_FOLDER / f"{Role.WRITER}.lock").read_bytes()).get("channel")
     except FileNotFoundError:
@@ -131,9 +147,9 @@ def writer_channel(data_folder: Path) -> str | None:
 
 
 def holder(data_folder: Path, role: Role) -> str | None:
-    """Return a readable description of the holder of a role, as its lock file says; None if there is none or it is gone.
+    """Return a readable description of the holder of a role, from its lock file. Return None if there is none or it has ended.
 
-    The lock itself is not tried: a process that wants it at that moment would be refused.
+    This does not try the lock: a process that wants it at that moment would be refused.
     """
     try:
         found = _parse((data_folder / LOCKS_FOLDER / f"{role}.lock").read_bytes())

@@ -4,7 +4,7 @@ lastword.yaml         the user's settings, unless another file is given
 FORMAT                the version of this layout
 IDENTITY              the id of this folder, and its path
 RESTORING             exists while a backup is being restored to the folder
-cluster.id            the cluster id that Kafka clients are told
+cluster.id            the cluster id for Kafka clients
 broker.settings.json  settings that Kafka clients have changed
 producer.ids          the ids of idempotent producers that have been assigned
 uptime.json           when the log was maintained, and when it was not
@@ -14,11 +14,12 @@ run/                  the server that holds the folder
 leases/               jobs and replays that are running
 wal/                  the write-ahead logs (lastword.wal describes one), and for each topic an `owned.json` with
                           the incarnations of this folder that its table may name
-staging/              units that are on their way to a WAL; `committed.json` has the number of the last one
+staging/              units that are on their way to a WAL: `unit.json` names the files of one, and `committed.json`
+                          has the number of the last one
 catalog.db            the catalog of the tables (SQLite), unless the settings name another one
 warehouse/            the sealed segments, unless the settings name another place
 readers/              the positions that named readers, and in groups/ consumer groups, have committed
-connect/              for each source: `unit.json` (its position), `status.json`, `groups.json`, and its locks
+connect/              for each source: `unit.json` (its position), `status.json`, `groups.json`, `paused`, its locks
 creating/             topics whose creation was requested and is not done yet
 deleting/             topics whose deletion was requested and is not done yet
 erasing/              keys whose erasure was requested and is not done yet
@@ -57,6 +58,7 @@ WAL_STATE_FILE: Final = "wal.state"
 PRODUCERS_FILE: Final = "producers.json"
 ASIDE_FOLDER: Final = "aside"
 STAGING_FOLDER: Final = "staging"
+UNIT_FILE: Final = "unit.json"
 COMMITTED_FILE: Final = "committed.json"
 
 CATALOG_FILE: Final = "catalog.db"
@@ -67,6 +69,8 @@ CONNECT_FOLDER: Final = "connect"
 JOURNAL_FILE: Final = "unit.json"
 SOURCE_STATUS_FILE: Final = "status.json"
 SOURCE_GROUPS_FILE: Final = "groups.json"
+SOURCE_LOCK_FILE: Final = "lock"
+SOURCE_PAUSED_FILE: Final = "paused"
 CREATING_FOLDER: Final = "creating"
 DELETING_FOLDER: Final = "deleting"
 ERASING_FOLDER: Final = "erasing"

@@ -1,4 +1,4 @@
-"""Tells whether a process that a file names is still running."""
+"""Checks whether a process that a file names is still running."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ def start_ticks(pid: int) -> int | None:
     try:
         # The command's name, in parentheses, may have spaces.
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        # A process that has ended and is not waited for yet counts as gone.
-        return None if state in "ZX" else int(rest[18])
+        # A process that has ended and is not waited for yet counts as gone, unless one of its threads still ends: until
+        # then it has its files, and their locks.
+        has_ended = state in "ZX" and int(rest[16]) <= 1
+        return None if has_ended else int(rest[18])
     except (FileNotFoundError, ProcessLookupError):
         if Path("/proc/self/stat").exists():
             return None

@@ -32,7 +32,7 @@ class ChildProcess:
     since_ms: int | None = None
     restarts: int = 0
     last_end: str | None = None
-    """How it ended the last time that it ended by itself."""
+    """How it ended when it last ended by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class RunningServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingServer:
-    """A server that is not ready yet, and what it waits for."""
+    """A server that is not ready yet, and the reason."""
 
     pid: int
     host: str
@@ -115,7 +115,7 @@ def this_process_starting(*, since_ms: int, waits_for: str) -> StartingServer:
 
 
 def save(data_folder: Path, server: RunningServer | StartingServer) -> None:
-    """Write a server's file. For a running server, remove the file that said that it was starting."""
+    """Write a server's file. For a running server, remove the file of its start."""
     folder = data_folder / RUN_FOLDER
     if isinstance(server, StartingServer):
         disk.make_folder(folder)

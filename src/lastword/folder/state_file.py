@@ -1,8 +1,8 @@
 """Small JSON files in a data folder: one way to read and write them, and one rule for damage.
 
-A missing file is None, and one that can't be read is a StorageError. One whose content is not as it was written is a
-CorruptError, which names it and says what to do. If everything in it can be found out again, a damaged file counts as
-missing instead (`load_if_whole`).
+A missing file is None. A file that can't be read is a StorageError. A file with damaged content is a CorruptError, which
+names it and the way to resolve that. If its content can be recreated, a damaged file counts as missing instead
+(`load_if_whole`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WRONG: Final = (ValueError, LookupError, TypeError, AttributeError)
-"""The errors that parsing raises for content that Lastword has not written."""
+"""The errors that parsing raises for content that Lastword did not write."""
 
 
 def load(path: Path, parse: Callable[[Any], T], way_out: str) -> T | None:
-    """Load a file. `parse` gets the JSON value. `way_out` says what to do about a damaged file."""
+    """Load a file. `parse` gets the JSON value. `way_out` is the advice for a damaged file."""
     try:
         return parse(json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
@@ -45,13 +45,24 @@ def load_if_whole(path: Path, parse: Callable[[Any], T]) -> T | None:
         return None
 
 
-def save(path: Path, content: Any, *, indent: int | None = None) -> None:
-    """Write a file so that, after any crash, the old or the new version is there. Raise OSError if that fails."""
-    disk.replace_file(path, json.dumps(content, indent=indent).encode())
+def parse_if_whole(content: bytes, parse: Callable[[Any], T]) -> T | None:
+    """Parse the content of a file that is kept elsewhere, such as in a backup; None if it is damaged."""
+    try:
+        return parse(json.loads(content))
+    except _WRONG:
+        return None
+
+
+def save(path: Path, content: Any, *, indent: int | None = None, synced: bool = True) -> None:
+    """Write a file so that, after any crash, the old or the new version is there. Raise OSError if that fails.
+
+    One that is not `synced` may be lost or damaged by a power cut.
+    """
+    disk.replace_file(path, json.dumps(content, indent=indent).encode(), synced=synced)
 
 
 def _shown(error: Exception) -> str:
-    """Return the text of an error, without any of the content: it may be keys that are to be erased."""
+    """Return the text of an error without the content, which may include keys that must be erased."""
     return (
         str(error)
         if isinstance(error, json.JSONDecodeError)

@@ -2,15 +2,15 @@
 
 A broker answers fetches from its WAL and from memory. A record that a commit removes from the table may still be in
 both. So each such commit takes these steps, in whichever process it is made:
-1. the job tells the writer's process which offsets the commit affects. From then on that process looks at the table
-   before it answers a fetch of one of them;
+1. the job announces to the writer's process the offsets that the commit affects. From then on that process reads the
+   table before it answers a fetch of one of them;
 2. the job makes the commit, or fails;
-3. the job tells the writer's process that the commit is over. That process looks at the table once more and notes what
-   it finds. Only then does the job continue.
+3. the job announces the end of the commit. The writer's process reads the table again and stores the result. Only then
+   does the job continue.
 
 If the job is killed between 1 and 3, its connection breaks, which counts as step 3. Without a running writer nothing is
-served. A writer or listener that starts between 1 and 3 may have looked at the table before the commit: it is told of
-both steps afterwards.
+served. A writer or listener that starts between 1 and 3 may have read the table before the commit: it gets both
+announcements afterwards.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Announcements:
 
     @contextmanager
     def announce(self, commit: PendingCommit) -> Iterator[None]:
-        """Tell the process that serves the records, on entry and on exit."""
+        """Notify the process that serves the records, on entry and on exit."""
         if self._is_writer:
             with self._listeners_told(commit):
                 yield
@@ -86,7 +86,7 @@ class Announcements:
 
     @contextmanager
     def held(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Answer another process that announces a commit. The context exits when that commit is over."""
+        """Answer another process that announces a commit. The context exits when that commit has ended."""
         floors = dict(request["floors"])
         with self.announce(PendingCommit(topic_id=UUID(request["topic_id"]), floors=floors)):
             yield {"noted": True}

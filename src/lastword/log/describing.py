@@ -1,4 +1,4 @@
-"""A description of a topic and of where its records are, as of one snapshot."""
+"""A description of a topic and the locations of its records, as of one snapshot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from lastword.segments.model import LastRun, Snapshot
 from lastword.wal.checkpoint import WriterCheckpoint
 
 if TYPE_CHECKING:
-    from lastword.compaction.target import Assessment
     from lastword.log.partition import Partition
     from lastword.log.readable import ReadableTopic
 
@@ -26,6 +25,7 @@ class PartitionDescription:
     first_dirty: int
     sealed_end: int
     log_end: int
+    unsealed_records: int
     segments: int
     sealed_records: int
     sealed_bytes: int
@@ -36,7 +36,7 @@ class PartitionDescription:
     due: str | None
     """Why compaction is due, or None."""
     estimate: plan.Estimate | None
-    """An estimate of what a compaction would reclaim, if requested and the topic is compacted."""
+    """An estimate of the bytes that a compaction would reclaim, if requested and the topic is compacted."""
     last_run: LastRun | None
     leader_epoch: int
     problem: str | None
@@ -63,9 +63,8 @@ def describe(
     settings: tuple[EffectiveSetting, ...],
     readers: tuple[str, ...],
     distinct: plan.Distinct | None,
-    now_ms: int,
 ) -> TopicDescription:
-    """Describe a topic. With `distinct`, estimate what a run would reclaim if the topic is compacted."""
+    """Describe a topic. With `distinct`, estimate the bytes that a run would reclaim, if the topic is compacted."""
     if not topic.settings.compacts:
         distinct = None
     partitions = topic.partitions_in(snapshot)
@@ -77,7 +76,7 @@ def describe(
         wal_folder=str(topic.partition(0).folder.parent),
         settings=settings,
         partitions=tuple(
-            _describe(topic, partitions[each.view.partition], each, snapshot, distinct, now_ms)
+            _describe(topic, partitions[each.view.partition], each, snapshot, distinct)
             for each in topic.assess(snapshot=snapshot)
         ),
         readers=readers,
@@ -87,10 +86,9 @@ def describe(
 def _describe(
     topic: ReadableTopic,
     partition: Partition,
-    assessed: Assessment,
+    assessed: plan.Assessment,
     snapshot: Snapshot,
     distinct: plan.Distinct | None,
-    now_ms: int,
 ) -> PartitionDescription:
     at, segments = assessed.view.positions, assessed.view.segments
     local = partition.local_wal(snapshot)
@@ -98,13 +96,14 @@ def _describe(
     epochs = saved.epochs if saved else at.epochs
     estimate = None
     if distinct is not None:
-        estimate = plan.estimate(plan.compactable(segments, topic.settings, now_ms), distinct)
+        estimate = plan.estimate(assessed.ready, distinct(assessed.ready))
     return PartitionDescription(
         partition=partition.number,
         log_start=at.log_start,
         first_dirty=at.first_dirty,
         sealed_end=at.sealed_end,
-        log_end=partition.extent(snapshot).log_end,
+        log_end=assessed.view.log_end,
+        unsealed_records=assessed.view.unsealed_records,
         segments=len(segments),
         sealed_records=sum(segment.records for segment in segments),
         sealed_bytes=sum(segment.size_bytes for segment in segments),

@@ -1,44 +1,44 @@
-"""The jobs over the topics of a log: retention, compaction, erasure, verification, measuring."""
+"""The jobs of a log over its topics: retention, compaction, erasure, verification, backup, measuring."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lastword.clock import Clock
 from lastword.compaction.plan import PartitionPlan, urgency
-from lastword.config import BrokerConfig
-from lastword.errors import LastwordError, UnknownTopicError
-from lastword.folder import intents, leases
-from lastword.folder.intents import Intent
-from lastword.folder.leases import LeaseKeeper
+from lastword.compaction.reports import CompactionFailure, CompactionReport
+from lastword.compaction.request import CompactionRequest, Scope
+from lastword.config import check_not_internal
+from lastword.errors import InvalidError, LastwordError, UnknownTopicError
+from lastword.folder import identity, leases
+from lastword.folder.locks import Role, RoleLock
+from lastword.log import staging
+from lastword.log.context import LogContext
+from lastword.log.erasures import Erasures
+from lastword.log.late_compaction import LateCompaction
 from lastword.log.measuring import Measures, measure_topic
 from lastword.log.topics import Topics, warned
+from lastword.log.writer_role import WriterRole
 from lastword.maintenance import retention
-from lastword.maintenance.lanes import Lane
+from lastword.maintenance.lanes import Lane, Lanes
 from lastword.maintenance.retention import RetentionPlan
-from lastword.segments.model import Collected, look_again
-from lastword.wal import deleter, staged
+from lastword.segments.fileio import io_properties
+from lastword.segments.model import Collected, retry_if_moved
+from lastword.wal import deleter
 
 if TYPE_CHECKING:
     from lastword.compaction.compacting import Compaction
-    from lastword.compaction.reports import CompactionReport
-    from lastword.compaction.service import CompactionRequest
     from lastword.log.worker import RetentionStep
+    from lastword.maintenance.backup.make import BackupReport
     from lastword.maintenance.erase import EraseReport
     from lastword.maintenance.verify import VerifyReport
-    from lastword.maintenance.worker_state import TopicOrder
+    from lastword.maintenance.worker_state import TopicOrder, TopicOrPartition
 
 logger = logging.getLogger(__name__)
-
-STAGE_JOB = "stage"
-"""The job of leases that tasks hold while they stage records."""
-STAGED_GRACE_MS = 86_400_000
-"""Staged records are kept at least this long for their append, which happens after all tasks of a write have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,42 +53,63 @@ class MaintenanceReport:
     """Topics that failed, and why. The others were not affected."""
 
 
-class Jobs:
-    """The jobs of a log. Each holds the lanes that it needs, commits piece by piece, and can be repeated."""
+class MaintainedLog:
+    """A log that runs jobs. Each job holds the lanes that it needs, commits piece by piece, and can be repeated."""
 
     def __init__(
         self,
         topics: Topics,
-        compaction: Callable[[], Compaction],
-        maintenance: Callable[..., AbstractContextManager[None]],
-        finish_deletions: Callable[[], None],
+        compaction: LateCompaction,
+        writer: WriterRole,
+        context: LogContext,
         *,
-        data_folder: Path,
-        config: BrokerConfig,
-        clock: Clock,
-        leases: LeaseKeeper,
+        settings_file: Path,
+        maintains: bool,
     ) -> None:
         self._topics = topics
         self._compaction = compaction
-        self._maintenance = maintenance
-        self._finish_deletions = finish_deletions
-        self._data_folder = data_folder
-        self._config = config
-        self._clock = clock
-        self._leases = leases
+        self._writer = writer
+        self._data_folder = context.data_folder
+        self._settings_file = settings_file
+        self._config = context.config
+        self._clock = context.clock
+        self._leases = context.leases
+        self._maintains = maintains
+        self._lanes = Lanes(lambda: RoleLock.acquire(self._data_folder, Role.MAINTENANCE, self._clock))
+        self._erasures = Erasures(topics, self.maintenance, context)
         self._measures = Measures()
 
-    def retain(
+    @property
+    def compaction(self) -> Compaction:
+        """The compaction of this log's topics."""
+        return self._compaction.get()
+
+    @contextmanager
+    def maintenance(self, *lanes: Lane, topic: str = "") -> Iterator[None]:
+        """Hold the maintenance role, which one process has at a time, and some lanes in this process. See lanes.py."""
+        self._topics.check_open()
+        if not self._maintains:
+            raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
+        with self._lanes.hold(*lanes, topic=topic):
+            yield
+
+    def run_retention(
         self,
         *,
-        dry_run: bool,
-        topics: Iterable[str] | None,
-        steps: Iterable[RetentionStep],
-        turns: TopicOrder | None,
-        stop: Callable[[], bool],
+        dry_run: bool = False,
+        topics: Iterable[str] | None = None,
+        steps: Iterable[RetentionStep] = ("retention", "delete", "expire", "collect"),
+        turns: TopicOrder | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> MaintenanceReport:
-        """Run one round of retention for all topics, or some."""
-        with nullcontext() if dry_run else self._maintenance(Lane.TIDY):
+        """Run one round for all topics, or some: retention, WAL retention, snapshot expiry, file collection.
+
+        It works on sealed data and touches nothing else. A failure of one topic is reported and does not stop
+        the others. A dry run changes nothing and needs no role, so it works on a read-only log.
+        `turns` decides the order of the topics. `stop` is checked between two topics.
+        """
+        self._topics.check_open()
+        with nullcontext() if dry_run else self.maintenance(Lane.TIDY):
             now_ms = self._clock.now_ms()
             removed: list[RetentionPlan] = []
             wals: list[deleter.LocalWal] = []
@@ -141,9 +162,9 @@ class Jobs:
                 wal = deleter.execute(wals, deletions, now_ms)
                 if "collect" in wanted_steps:
                     leases.sweep(self._data_folder, now_ms - self._config.collect_grace_ms)
-                    self._sweep_staged(now_ms)
+                    staging.sweep(self._data_folder, self._config, now_ms)
                     with warned("topic deletions are not finished and will be retried"):
-                        self._finish_deletions()
+                        self._writer.finish_deletions()
             return MaintenanceReport(
                 removed=tuple(removed),
                 wal=wal,
@@ -154,19 +175,25 @@ class Jobs:
 
     def plan_compaction(
         self,
-        topics: Sequence[str] | None,
+        topics: Iterable[str] | None = None,
         *,
-        partitions: Sequence[int] | None,
-        asked_for: bool,
-        force: bool,
+        partitions: Sequence[int] | None = None,
+        asked_for: bool = False,
+        force: bool = False,
     ) -> list[PartitionPlan]:
-        """Return the plans that a compaction would carry out now, the most urgent first. Nothing is changed."""
+        """Return the plans that `compact` would carry out now, the most urgent first. Nothing is changed."""
+        self._topics.check_open()
+        names = None if topics is None else [self._topics.get(name).name for name in topics]
+
+        scope = Scope(
+            partitions=None if partitions is None else tuple(partitions), asked_for=asked_for, force=force
+        )
 
         def plan(name: str) -> list[PartitionPlan]:
-            return self._compaction().plan(name, partitions=partitions, asked_for=asked_for, force=force)
+            return self.compaction.plan(name, scope)
 
-        if topics is not None:
-            plans = [plan(name) for name in topics]
+        if names is not None:
+            plans = [plan(name) for name in names]
         else:
             visited = self._topics.visit(plan)
             plans = list(visited.found.values())
@@ -174,14 +201,61 @@ class Jobs:
                 logger.error("compaction of %s can't be planned: %s", name, error)
         return sorted((each for own in plans for each in own), key=urgency)
 
-    def compact(self, names: Sequence[str], request: CompactionRequest, *, seal: bool) -> CompactionReport:
-        """Compact topics as one job. With `seal`, seal their WALs first."""
+    def compact(
+        self,
+        topics: Iterable[str] | None = None,
+        *,
+        partitions: Sequence[int] | None = None,
+        seal: bool = False,
+        asked_for: bool = False,
+        force: bool = False,
+        exclude: Collection[TopicOrPartition] = (),
+        last: Sequence[TopicOrPartition] = (),
+        begin: Callable[[Sequence[TopicOrPartition]], None] | None = None,
+        progress: Callable[[int, int, int, int], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> CompactionReport:
+        """Compact everything that is due in all topics, or in some, as one job.
+
+        With `asked_for` every dirty partition is compacted, even below the dirty ratio. With `force` everything that
+        may be compacted is. Partitions in `exclude` are left out, or whole topics where the partition is None. `seal`
+        first rolls and seals the WAL. The most urgent partition goes first, those in `last` after all others.
+        `begin` is called with the partitions that are compacted next, `progress` with records done, total records,
+        bytes done, total bytes. `stop` is checked between commits. Failures are in the report's `failures`.
+        """
+        self._topics.check_open()
+        with self.maintenance(Lane.CLEAN):
+            request = CompactionRequest(
+                partitions=None if partitions is None else tuple(partitions),
+                asked_for=asked_for,
+                force=force,
+                exclude=frozenset(exclude),
+                last=tuple(last),
+                begin=begin,
+                progress=progress,
+                stop=stop,
+            )
+            names = (
+                self._topics.own_names()
+                if topics is None
+                else [self._topics.get(name).name for name in topics]
+            )
+            return self._compact(names, request, seal=seal)
+
+    def _compact(self, names: Sequence[str], request: CompactionRequest, *, seal: bool) -> CompactionReport:
         unsealed: Mapping[str, LastwordError] = {}
+        not_sealed: list[CompactionFailure] = []
         if seal:
-            unsealed = self._topics.visit(lambda name: self._topics.get(name).seal(), names).problems
+            visited = self._topics.visit(lambda name: self._topics.get(name).seal(), names)
+            unsealed = visited.problems
+            not_sealed = [
+                CompactionFailure(topic=name, partition=partition, message=why)
+                for name, sealed in visited.found.items()
+                for partition, why in sealed.problems
+            ]
             names = [name for name in names if name not in unsealed]
         ids = self._topics.visit(lambda name: self._topics.get(name).id.hex, names).found
-        report = self._compaction().run(names, request)
+        report = self.compaction.run(names, request)
         failed = [(name, str(error)) for name, error in unsealed.items()]
         failing = {topic for topic, _ in report.failed_topics} | {each.topic for each in report.problems}
         # A topic that was deleted meanwhile, and perhaps recreated, has nothing left that could fail.
@@ -190,13 +264,15 @@ class Jobs:
             report,
             partitions=tuple(each for each in report.partitions if each.topic not in gone),
             failed_topics=(*failed, *(each for each in report.failed_topics if each[0] not in gone)),
+            not_sealed=tuple(not_sealed),
         )
 
     def measure(self) -> None:
         """Export the size, dirty ratio and lag of every topic as metrics."""
+        self._topics.check_open()
         now_ms = self._clock.now_ms()
         visited = self._topics.visit(
-            lambda name: look_again(
+            lambda name: retry_if_moved(
                 lambda: measure_topic(self._topics.get(name), self._topics.load(name), now_ms),
                 f"Topic {name!r}",
             )
@@ -205,14 +281,19 @@ class Jobs:
         for name, error in visited.problems.items():
             logger.warning("%s can't be measured: %s", name, error)
 
-    def verify(self, topic: str, before: int | None, after: int | None) -> VerifyReport:
-        """Prove on Spark, from two snapshots, that compaction lost nothing."""
+    def verify(self, topic: str, *, before: int | None = None, after: int | None = None) -> VerifyReport:
+        """Prove on Spark, from two snapshots, that compaction lost nothing.
+
+        By default they are the snapshots before and after the last compaction. Spark is used whatever the
+        compaction service is.
+        """
         from lastword.compaction.spark import SparkEngine
         from lastword.maintenance.verify import choose_snapshots, verify
 
+        self._topics.check_open()
         table = self._topics.load(topic)
         first, last = choose_snapshots(table, before, after)
-        engine, is_shared = self._compaction().spark_engine()
+        engine, is_shared = self.compaction.spark_engine()
         assert isinstance(engine, SparkEngine)
         try:
             with ExitStack() as pins:
@@ -227,74 +308,57 @@ class Jobs:
             if not is_shared:
                 engine.close()
 
-    def erase(
-        self, topic: str, keys: tuple[bytes, ...], progress: Callable[[int, int], None] | None
-    ) -> EraseReport:
-        """Remove every record of these keys from all files and snapshots of a topic, for good."""
-        found = self._topics.get(topic)
-        if found.foreign is not None:
-            raise found.foreign
-        with self._maintenance(*Lane):
-            # Records that are appended from now on are new and stay.
-            ends = tuple(extent.log_end for _, extent in sorted(found.extents().items()))
-            wanted = intents.Wanted(keys=keys, ends=ends)
-            asked = intents.Intent(topic=topic, topic_id=found.id.hex, wanted=(wanted,))
-            return self._erase(intents.add_intent(self._data_folder, asked), progress)
+    def backup(
+        self,
+        to: str | Path,
+        *,
+        keep: int | None = None,
+        properties: Mapping[str, str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> BackupReport:
+        """Back up the whole log to a folder or an object store address while it is in use.
 
-    def finish_erasures(self) -> list[str]:
-        """Resume erasures that were interrupted or incomplete. Return what is still left of them, and why."""
-        for path in intents.unfinished_intents(self._data_folder):
-            with self._maintenance(*Lane):
-                path.unlink(missing_ok=True)
-        left: list[str] = []
-        for path in intents.list_intents(self._data_folder):
-            with self._maintenance(*Lane):
-                try:
-                    left += self._finish_erasure(path)
-                except LastwordError as error:
-                    # This erasure waits until the problem has been fixed. Others don't.
-                    logger.error("the erasure in %s can't continue: %s", path, error)
-                    left.append(str(error))
-        return left
+        Files that are there from earlier backups are not copied again. With `keep` only that many of the newest
+        backups are kept. `properties` extend the catalog's properties for reaching the object store. `progress` is
+        called with the bytes done and the total. `stop` is checked between files.
+        """
+        from lastword.maintenance.backup.make import Origin, make
+        from lastword.maintenance.backup.store import open_store
 
-    def _finish_erasure(self, path: Path) -> list[str]:
-        intent = intents.load_intent(path)
-        if intent is None:
-            return []
-        if not self._topics.has(intent.topic, intent.topic_id):
-            intents.forget_intent(self._data_folder, intent.topic_id)
-            return []
-        report = self._erase(intent, None)
-        if report.left:
-            logger.warning(
-                "erasure of keys from %s is not finished: %s", report.topic, "; ".join(report.left)
-            )
-        else:
-            logger.info("finished an erasure of %d keys from %s", report.keys, report.topic)
-        return [f"{report.topic}: {each}" for each in report.left]
-
-    def _erase(self, intent: Intent, progress: Callable[[int, int], None] | None) -> EraseReport:
-        from lastword.maintenance import erase
-
-        topic = self._topics.get(intent.topic)
-        self._sweep_staged(self._clock.now_ms())
-        eraser = erase.Eraser(
-            intent,
-            self._topics.load(intent.topic),
-            topic.removable_wals,
-            data_folder=self._data_folder,
+        self._topics.check_open()
+        known = identity.load(self._data_folder)
+        origin = Origin(
+            path=self._data_folder,
+            folder_id=known.id if known is not None else "",
+            settings=self._settings_file.read_text() if self._settings_file.exists() else None,
+            names=self._topics.own_names,
+            load=self._topics.load,
             leases=self._leases,
             clock=self._clock,
         )
-        return eraser.run(topic.seal, progress)
+        store = open_store(to, {**io_properties(self._config.catalog), **(properties or {})})
+        return make(origin, store, keep=keep, progress=progress, stop=stop)
 
-    def _sweep_staged(self, now_ms: int) -> None:
-        busy = {
-            each.topic_id for each in leases.live_leases(self._data_folder, now_ms) if each.job == STAGE_JOB
-        }
-        grace_ms = max(self._config.collect_grace_ms, STAGED_GRACE_MS)
-        with warned("staged records could not be swept; this will be retried"):
-            staged.sweep(self._data_folder, before_ms=now_ms - grace_ms, busy=busy)
+    def erase(
+        self, topic: str, keys: Iterable[bytes], *, progress: Callable[[int, int], None] | None = None
+    ) -> EraseReport:
+        """Remove every record of these keys permanently, from all files and snapshots of a topic.
+
+        `progress` is called with the segments done and the total. The next erasure, the worker,
+        or `finish_erasures` resumes an interrupted one.
+        """
+        from lastword.maintenance import erase
+
+        self._topics.check_open()
+        check_not_internal(topic, "erased from")
+        wanted_keys = tuple(dict.fromkeys(keys))
+        erase.check_keys(wanted_keys)
+        return self._erasures.begin(topic, wanted_keys, progress)
+
+    def finish_erasures(self) -> list[str]:
+        """Resume erasures that were interrupted or incomplete. Return the unfinished ones, with the reasons."""
+        return self._erasures.finish()
 
 
 def _unsealed_bytes(wals: Iterable[deleter.LocalWal]) -> dict[int, int]:

@@ -20,10 +20,10 @@ Only the writer of the data folder does any of this: it knows which topics are b
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +81,8 @@ class Lifecycle:
 
     def create(self, info: TopicInfo) -> SegmentTable:
         note = self._data_folder / CREATING_FOLDER / info.id.hex
-        _write_note(note, info.name.encode(), info.name)
+        with _noting(note, info.name):
+            disk.replace_file(note, info.name.encode())
         reached("topic.creation.noted")
         # After a failure the note stays: only the next open knows for sure whether the table was created.
         table = self._catalog.create(info)
@@ -225,8 +226,9 @@ class Lifecycle:
             self._withdraw(deletion)
 
     def _write(self, deletion: Deletion) -> None:
-        content = json.dumps({"name": deletion.name, "location": deletion.location})
-        _write_note(self._note(deletion), content.encode(), deletion.name)
+        note = self._note(deletion)
+        with _noting(note, deletion.name):
+            state_file.save(note, {"name": deletion.name, "location": deletion.location})
 
     def _withdraw(self, deletion: Deletion) -> None:
         self._note(deletion).unlink(missing_ok=True)
@@ -235,10 +237,12 @@ class Lifecycle:
         return self._data_folder / DELETING_FOLDER / deletion.topic_id.hex
 
 
-def _write_note(note: Path, content: bytes, name: str) -> None:
+@contextmanager
+def _noting(note: Path, name: str) -> Iterator[None]:
+    """Make the folder of a note, and report that the note can't be written."""
     try:
         disk.make_folder(note.parent)
-        disk.replace_file(note, content)
+        yield
     except OSError as error:
         raise StorageError(
             f"Can't write {note}: {error.strerror or error}. The topic {name!r} is unchanged."

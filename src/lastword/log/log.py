@@ -6,19 +6,14 @@ the writer to roll and to finish deletions.
 
 from __future__ import annotations
 
-import resource
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 from uuid import UUID
 
 from lastword.clock import Clock, SystemClock
-from lastword.compaction import SHIPPED_FACTORIES
-from lastword.compaction.plan import PartitionPlan
 from lastword.config import (
     BrokerConfig,
     EffectiveSetting,
@@ -27,38 +22,29 @@ from lastword.config import (
     check_topic_name,
     is_internal,
 )
-from lastword.errors import InvalidError, UnknownTopicError
-from lastword.folder import identity
-from lastword.folder.channel import ChannelServer, ask
+from lastword.errors import UnknownTopicError
 from lastword.folder.leases import HeldLease, LeaseKeeper
-from lastword.folder.locks import Role, RoleLock, writer_channel
 from lastword.folder.paths import CONFIG_FILE
 from lastword.log.announcements import Announcements
-from lastword.log.jobs import STAGE_JOB, Jobs, MaintenanceReport
-from lastword.log.lifecycle import Lifecycle
+from lastword.log.context import LogContext
+from lastword.log.jobs import MaintainedLog
+from lastword.log.late_compaction import LateCompaction
+from lastword.log.staging import STAGE_JOB
 from lastword.log.topic import Topic
 from lastword.log.topics import Topics
+from lastword.log.writer_role import WriterRole
 from lastword.maintenance import relocating
-from lastword.maintenance.lanes import Lane, Lanes
-from lastword.maintenance.ownership import Confirmer, Ownership
+from lastword.maintenance.lanes import Lane
+from lastword.maintenance.ownership import Ownership
 from lastword.maintenance.repairing import RepairPlan
 from lastword.maintenance.takeover import TakenOver
-from lastword.segments.fileio import io_properties, warehouse_uri
+from lastword.segments.fileio import warehouse_uri
 from lastword.segments.listing import TopicListing, Visited
 from lastword.segments.model import TablePlace, TopicInfo
 from lastword.segments.storage import Storage, check_folder, load_config
-from lastword.wal.flusher import Flusher
 
 if TYPE_CHECKING:
-    from lastword.compaction.compacting import Compaction
-    from lastword.compaction.reports import CompactionReport
-    from lastword.compaction.service import TopicCompactionService
-    from lastword.compaction.target import Target
-    from lastword.log.worker import RetentionStep, Worker
-    from lastword.maintenance.backup.make import BackupReport
-    from lastword.maintenance.erase import EraseReport
-    from lastword.maintenance.verify import VerifyReport
-    from lastword.maintenance.worker_state import TopicOrder, TopicOrPartition
+    from lastword.log.worker import Worker
     from lastword.segments.catalog import SegmentCatalog
 
 T = TypeVar("T")
@@ -90,7 +76,7 @@ def open(  # noqa: A001
     )
 
 
-class Log:
+class Log(MaintainedLog):
     """An open log. Close it, or use it in a `with` statement."""
 
     def __init__(
@@ -105,86 +91,55 @@ class Log:
     ) -> None:
         self.path = path.absolute()
         self.config = load_config(self.path, config)
-        self._settings_file = Path(config) if isinstance(config, str | Path) else self.path / CONFIG_FILE
-        self._clock = clock
-        self._writes = not (read_only or maintain_only)
-        self._maintains = not read_only
-        check_folder(self.path, create=create and self._writes)
+        writes = not (read_only or maintain_only)
+        check_folder(self.path, create=create and writes)
         storage = Storage.of(self.path, self.config)
-        relocating.check(storage, writes=self._writes)
+        relocating.check(storage, writes=writes)
         self._warehouse = warehouse_uri(storage.warehouse)
         self.altering = threading.RLock()
         """Held while settings are changed, and around a change that depends on their current values."""
-        self._lanes = Lanes(lambda: RoleLock.acquire(self.path, Role.MAINTENANCE, clock))
-        self._channel = ChannelServer(self._answer) if self._writes else None
-        self._writer_role: RoleLock | None = None
-        self._flusher: Flusher | None = None
-        self._confirmer: Confirmer | None = None
-        self._compaction: Compaction | None = None
-        self._compaction_lock = threading.Lock()
-        self.announcements = Announcements(self.path, is_writer=self._writes)
+        self.announcements = Announcements(self.path, is_writer=writes)
         """Announces commits to the listeners that serve this log's records."""
+        writer = WriterRole(self.path, clock, self.announcements, is_held=writes)
         try:
-            if self._channel is not None:
-                self._writer_role = RoleLock.acquire(
-                    self.path, Role.WRITER, clock, channel=self._channel.path
-                )
+            if writes:
                 self._ownership = Ownership.of_writer(storage, clock)
-            elif self._maintains:
+            elif maintain_only and not read_only:
                 self._ownership = Ownership.of_maintainer(storage, clock)
             else:
                 self._ownership = Ownership.of_reader(storage, clock)
-            self._leases = LeaseKeeper(self.path, clock, self.config.lease_ttl_ms)
+            leases = LeaseKeeper(self.path, clock, self.config.lease_ttl_ms)
+            context = LogContext(data_folder=self.path, config=self.config, clock=clock, leases=leases)
             self._catalog: SegmentCatalog = storage.open_catalog(
-                clock, self.announcements.announce, create=self._writes, guard=self._ownership
+                clock, self.announcements.announce, create=writes, guard=self._ownership
             )
-            self._topics = Topics(
+            compaction = LateCompaction(context, self.topic, lambda name: self._topics.load(name))
+            topics = Topics(
                 self._catalog,
-                Lifecycle(self.path, self._catalog, clock),
                 self._ownership,
-                data_folder=self.path,
-                config=self.config,
-                writes=self._writes,
+                context,
+                writes=writes,
                 make=partial(
                     Topic,
-                    data_folder=self.path,
-                    config=self.config,
-                    clock=clock,
-                    leases=self._leases,
-                    maintenance=self.maintenance if self._maintains else None,
-                    ask_to_roll=self._ask_to_roll,
-                    kept_elsewhere=self._kept_elsewhere,
+                    context=context,
+                    maintenance=self.maintenance,
+                    ask_to_roll=writer.roll,
+                    kept_elsewhere=compaction.kept_elsewhere,
+                    run_rounds=compaction.run_rounds,
                 ),
-                forget=self._forget_compaction,
+                forget=compaction.forget,
             )
-            self._jobs = Jobs(
-                self._topics,
-                lambda: self.compaction,
-                self.maintenance,
-                self._have_deletions_finished,
-                data_folder=self.path,
-                config=self.config,
-                clock=clock,
-                leases=self._leases,
+            settings_file = Path(config) if isinstance(config, str | Path) else self.path / CONFIG_FILE
+            super().__init__(
+                topics, compaction, writer, context, settings_file=settings_file, maintains=not read_only
             )
-            if self._writes:
-                _allow_many_files()
-                if self.config.compaction_service_factory not in SHIPPED_FACTORIES:
-                    self.compaction.check_factory()
-                self._topics.begin()
-                if self.config.wal_sync.mode == "interval":
-                    assert self.config.wal_sync.interval_ms is not None
-                    self._flusher = Flusher(self._topics.writers, self.config.wal_sync.interval_ms)
-                if storage.is_shared:
-                    self._confirmer = Confirmer(self._ownership, self._catalog, self._topics.lost)
-            if self._channel is not None:
-                # Its answers need everything above. Requests that arrive earlier wait.
-                self._channel.start()
+            if writes:
+                compaction.check_factory()
+                topics.begin()
+            writer.begin(topics, self.config.wal_sync, self._ownership, self._catalog)
         except BaseException:
-            if self._channel is not None:
-                self._channel.close()
-            if self._writer_role is not None:
-                self._writer_role.release()
+            writer.stop()
+            writer.release()
             raise
 
     @property
@@ -224,7 +179,7 @@ class Log:
         return self._topics.opened
 
     def topics(self, *, include_internal: bool = False) -> list[str]:
-        """Return the names of all topics, including unreadable ones; internal topics only if asked for."""
+        """Return the names of all topics, including unreadable ones; internal topics only if requested."""
         return self.listing(include_internal=include_internal).names
 
     def own_topics(self) -> list[str]:
@@ -246,7 +201,7 @@ class Log:
         return self._catalog.place(name)
 
     def topic_infos(self, *, include_internal: bool = False) -> list[TopicInfo]:
-        """Return all readable topics, without opening their WALs; internal topics only if asked for."""
+        """Return all readable topics, without opening their WALs; internal topics only if requested."""
         return list(self.listing(include_internal=include_internal).infos)
 
     def listing(self, *, include_internal: bool = False) -> TopicListing:
@@ -256,7 +211,7 @@ class Log:
     def visit(self, act: Callable[[str], T], names: Iterable[str] | None = None) -> Visited[T]:
         """Call `act` with the name of each topic of this folder, or with each of `names`.
 
-        A topic that is deleted meanwhile is skipped, even if that makes `act` fail. A failure of one topic is noted
+        A topic that is deleted in the meantime is skipped, even if that makes `act` fail. A failure of one topic is noted
         and does not stop the others.
         """
         return self._topics.visit(act, names)
@@ -299,7 +254,7 @@ class Log:
         self._topics.delete(name, topic_id)
 
     def plan_repair(self, name: str) -> RepairPlan:
-        """Return what is wrong with the table of an unreadable topic and how to repair it. Nothing is changed."""
+        """Return the problem with the table of an unreadable topic, and the way to repair it. Change nothing."""
         self._check_open()
         check_topic_name(name)
         return self._topics.plan_repair(name)
@@ -311,7 +266,7 @@ class Log:
         """
         self._check_writer()
         check_topic_name(name)
-        with self.maintenance(*Lane):
+        with self.maintenance(*Lane, topic=name):
             return self._topics.repair(name)
 
     def undecided(self) -> set[str]:
@@ -330,129 +285,6 @@ class Log:
 
     # --------------------------------------------------------------------------------------- maintenance
 
-    def run_retention(
-        self,
-        *,
-        dry_run: bool = False,
-        topics: Iterable[str] | None = None,
-        steps: Iterable[RetentionStep] = ("retention", "delete", "expire", "collect"),
-        turns: TopicOrder | None = None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> MaintenanceReport:
-        """Run one round for all topics, or some: retention, WAL retention, snapshot expiry, file collection.
-
-        It works on sealed data and touches nothing else. A failure of one topic is reported and does not stop
-        the others. A dry run changes nothing and needs no role, so it works on a read-only log.
-        `turns` decides the order of the topics. `stop` is checked between two topics.
-        """
-        self._check_open()
-        return self._jobs.retain(dry_run=dry_run, topics=topics, steps=steps, turns=turns, stop=stop)
-
-    def compact(
-        self,
-        topics: Iterable[str] | None = None,
-        *,
-        partitions: Sequence[int] | None = None,
-        seal: bool = False,
-        asked_for: bool = False,
-        force: bool = False,
-        exclude: Collection[TopicOrPartition] = (),
-        last: Sequence[TopicOrPartition] = (),
-        begin: Callable[[Sequence[TopicOrPartition]], None] | None = None,
-        progress: Callable[[int, int, int, int], None] | None = None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> CompactionReport:
-        """Compact everything that is due in all topics, or in some, as one job.
-
-        With `asked_for` every dirty partition is compacted, even below the dirty ratio. With `force` everything that
-        may be compacted is. Partitions in `exclude` are left out, or whole topics where the partition is None. `seal`
-        first rolls and seals the WAL. The most urgent partition goes first, those in `last` after all others.
-        `begin` is called with the partitions that are compacted next, `progress` with records done, total records,
-        bytes done, total bytes. `stop` is checked between commits. Failures are in the report's `failures`.
-        """
-        from lastword.compaction.service import CompactionRequest
-
-        self._check_open()
-        with self.maintenance(Lane.CLEAN):
-            request = CompactionRequest(
-                partitions=None if partitions is None else tuple(partitions),
-                asked_for=asked_for,
-                force=force,
-                exclude=frozenset(exclude),
-                last=tuple(last),
-                begin=begin,
-                progress=progress,
-                stop=stop,
-            )
-            names = self.own_topics() if topics is None else [self.topic(name).name for name in topics]
-            return self._jobs.compact(names, request, seal=seal)
-
-    def measure(self) -> None:
-        """Export the size, dirty ratio and lag of every topic as metrics."""
-        self._check_open()
-        self._jobs.measure()
-
-    def verify(self, topic: str, *, before: int | None = None, after: int | None = None) -> VerifyReport:
-        """Prove on Spark, from two snapshots, that compaction lost nothing.
-
-        By default they are the snapshots before and after the last compaction. Spark is used whatever the
-        compaction service is.
-        """
-        self._check_open()
-        return self._jobs.verify(topic, before, after)
-
-    def erase(
-        self, topic: str, keys: Iterable[bytes], *, progress: Callable[[int, int], None] | None = None
-    ) -> EraseReport:
-        """Remove every record of these keys from all files and snapshots of a topic, for good.
-
-        `progress` is called with the segments done and the total. The next erasure, the worker,
-        or `finish_erasures` resumes an interrupted one.
-        """
-        from lastword.maintenance import erase
-
-        self._check_open()
-        check_not_internal(topic, "erased from")
-        wanted = tuple(dict.fromkeys(keys))
-        erase.check_keys(wanted)
-        return self._jobs.erase(topic, wanted, progress)
-
-    def finish_erasures(self) -> list[str]:
-        """Resume erasures that were interrupted or incomplete. Return what is still left of them, and why."""
-        return self._jobs.finish_erasures()
-
-    def backup(
-        self,
-        to: str | Path,
-        *,
-        keep: int | None = None,
-        properties: Mapping[str, str] | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> BackupReport:
-        """Back up the whole log to a folder or an object store address while it is in use.
-
-        Files that are there from earlier backups are not copied again. With `keep` only that many of the newest
-        backups are kept. `properties` extend the catalog's properties for reaching the object store. `progress` is
-        called with the bytes done and the total. `stop` is checked between files.
-        """
-        from lastword.maintenance.backup.make import Origin, make
-        from lastword.maintenance.backup.store import open_store
-
-        self._check_open()
-        known = identity.load(self.path)
-        origin = Origin(
-            path=self.path,
-            folder_id=known.id if known is not None else "",
-            settings=self._settings_file.read_text() if self._settings_file.exists() else None,
-            names=self.own_topics,
-            load=self._topics.load,
-            leases=self._leases,
-            clock=self._clock,
-        )
-        place = open_store(to, {**io_properties(self.config.catalog), **(properties or {})})
-        return make(origin, place, keep=keep, progress=progress, stop=stop)
-
     def worker(self) -> Worker:
         """Return the background worker of this log, a context manager: it runs in a thread while it is entered."""
         from lastword.log.worker import Worker
@@ -460,73 +292,19 @@ class Log:
         self._check_open()
         return Worker(self, self._clock)
 
-    def plan_compaction(
-        self,
-        topics: Iterable[str] | None = None,
-        *,
-        partitions: Sequence[int] | None = None,
-        asked_for: bool = False,
-        force: bool = False,
-    ) -> list[PartitionPlan]:
-        """Return the plans that `compact` would carry out now, the most urgent first. Nothing is changed."""
-        self._check_open()
-
-        return self._jobs.plan_compaction(
-            None if topics is None else [self.topic(name).name for name in topics],
-            partitions=partitions,
-            asked_for=asked_for,
-            force=force,
-        )
-
-    @property
-    def compaction(self) -> Compaction:
-        """The compaction of this log's topics."""
-        if self._compaction is not None:
-            return self._compaction
-        with self._compaction_lock:
-            if self._compaction is None:
-                # Imported late: it loads compiled code that a log which is only read or written does not need.
-                from lastword.compaction.compacting import Compaction
-
-                self._compaction = Compaction(
-                    self._compaction_target,
-                    self._topics.load,
-                    config=self.config,
-                    data_folder=self.path,
-                    clock=self._clock,
-                    leases=self._leases,
-                )
-            return self._compaction
-
-    @contextmanager
-    def maintenance(self, *lanes: Lane) -> Iterator[None]:
-        """Hold the maintenance role, which one process has at a time, and some lanes in this process. See lanes.py."""
-        self._check_open()
-        if not self._maintains:
-            raise InvalidError("The log was opened for reading only; open it without read_only to change it.")
-        with self._lanes.hold(*lanes):
-            yield
-
     def close(self) -> None:
         """Close every topic's WAL cleanly and release the folder."""
         if self._topics.is_closed:
             return
         self._topics.is_closed = True
-        if self._channel is not None:
-            self._channel.close()
-        if self._flusher is not None:
-            self._flusher.close()
-        if self._confirmer is not None:
-            self._confirmer.close()
+        self._writer.stop()
         errors = self._topics.close()
         try:
-            if self._compaction is not None:
-                self._compaction.close()
+            self._compaction.close()
             self._leases.close()
             self._catalog.close()
         finally:
-            if self._writer_role is not None:
-                self._writer_role.release()
+            self._writer.release()
         if errors:
             raise errors[0]
 
@@ -538,75 +316,9 @@ class Log:
 
     # ------------------------------------------------------------------------------------------ internal
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any] | AbstractContextManager[dict[str, Any]]:
-        """Answer a request that another process sends to this writer."""
-        if request.get("do") == "commit":
-            return self.announcements.held(request)
-        if request.get("do") == "roll":
-            return {"failed": self.topic(request["topic"]).roll(due_only=request["due_only"])}
-        if request.get("do") == "append":
-            return {
-                "appended": self.topic(request["topic"]).append_staged(request["sink"], request["number"])
-            }
-        if request.get("do") == "finish-deletions":
-            self._topics.finish_deletions()
-            return {}
-        raise InvalidError(
-            f"the writer can't do {request.get('do')!r}; it can roll, append, hear of commits and finish deletions"
-        )
-
-    def _ask_to_roll(self, name: str, due_only: bool) -> list[tuple[int, str]]:
-        """Ask the writer to roll a topic. Without a writer, take the writer role for a moment."""
-        if path := writer_channel(self.path):
-            answer = ask(path, {"do": "roll", "topic": name, "due_only": due_only})
-            if answer is not None:
-                return [(partition, what) for partition, what in answer["failed"]]
-        with RoleLock.acquire(self.path, Role.WRITER, self._clock, brief=True):
-            topic = self._topics.open(name, writes=True)
-            try:
-                return topic.roll(due_only=due_only)
-            finally:
-                topic.close()
-
-    def _have_deletions_finished(self) -> None:
-        """Finish deletions as the writer, or ask it to. Without a writer, take the writer role for a moment."""
-        if self._writes:
-            self._topics.finish_deletions()
-            return
-        if not self._topics.has_deletions():
-            return
-        if (path := writer_channel(self.path)) and ask(path, {"do": "finish-deletions"}) is not None:
-            return
-        with RoleLock.acquire(self.path, Role.WRITER, self._clock, brief=True):
-            self._topics.finish_deletions()
-
-    def _compaction_target(self, name: str) -> Target:
-        topic = self.topic(name)
-        return replace(
-            topic.target(self._topics.load(name)), look_again=lambda: self._compaction_target(name)
-        )
-
-    def _kept_elsewhere(self, topic: str) -> TopicCompactionService | None:
-        if self.config.compaction_service_factory in SHIPPED_FACTORIES:
-            return None
-        return self.compaction.service(topic)
-
-    def _forget_compaction(self, topic: str) -> None:
-        if self._compaction is not None:
-            self._compaction.forget(topic)
-
     def _check_open(self) -> None:
         self._topics.check_open()
 
     def _check_writer(self) -> None:
         self._check_open()
-        if not self._writes:
-            raise InvalidError(
-                "The log was opened for reading or maintenance only; open it as its writer to change topics."
-            )
-
-
-def _allow_many_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self._writer.check()

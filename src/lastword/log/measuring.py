@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from lastword import metrics
-from lastword.compaction import plan
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge
@@ -21,7 +20,7 @@ Measurements: TypeAlias = "dict[Gauge, dict[tuple[str, ...], float]]"
 
 
 class Measures:
-    """Sets the gauges of topics, and removes those of topics that are gone."""
+    """Sets the gauges of topics, and removes those of deleted topics."""
 
     def __init__(self) -> None:
         self._set: dict[Gauge, set[tuple[str, ...]]] = {}
@@ -49,35 +48,23 @@ class Measures:
 def measure_topic(topic: Topic, table: SegmentTable, now_ms: int) -> Measurements:
     """Return the measurements of a topic."""
     found: Measurements = defaultdict(dict)
-    settings, name = topic.settings, topic.name
+    name = topic.name
     snapshot = table.snapshot()
-    wals = topic.local_wals()
+    wals = topic.local_wals(snapshot)
     sealed_bytes = 0
     for each in topic.assess(table=table, snapshot=snapshot):
         at, segments = each.view.positions, each.view.segments
         labels = (name, str(each.view.partition))
         sealed_bytes += sum(segment.size_bytes for segment in segments)
-        unsealed = each.view.log_end - max(at.sealed_end, at.log_start)
-        found[metrics.UNSEALED_RECORDS][labels] = max(0, unsealed)
+        found[metrics.UNSEALED_RECORDS][labels] = each.view.unsealed_records
         if each.dirty_ratio is None:
             continue
         found[metrics.DIRTY_RATIO][labels] = each.dirty_ratio
-        ready = plan.compactable(segments, settings, now_ms)
-        dirty_ms = [each.min_timestamp_ms for each in ready if each.last_offset >= at.first_dirty]
-        overdue_ms = 0
-        if dirty_ms and settings.max_compaction_lag_ms is not None:
-            overdue_ms = max(0, now_ms - min(dirty_ms) - settings.max_compaction_lag_ms)
-        found[metrics.COMPACTION_OVERDUE][labels] = overdue_ms / 1000
+        found[metrics.COMPACTION_OVERDUE][labels] = each.overdue_ms / 1000
         if at.last_run is not None:
             found[metrics.COMPACTION_LAST_RUN][labels] = at.last_run.time_ms / 1000
-    cleanup = ",".join(sorted(settings.cleanup_policy))
+    cleanup = ",".join(sorted(topic.settings.cleanup_policy))
     found[metrics.TOPIC_BYTES][(name, cleanup)] = sealed_bytes
     found[metrics.WAL_BYTES][(name,)] = sum(wal.size_bytes for wal in wals)
-    waiting_ms = [
-        now_ms - file.rolled_ms
-        for wal in wals
-        for file in wal.files
-        if file.rolled_ms is not None and (file.end_offset or 0) > wal.sealed_end
-    ]
-    found[metrics.TIERING_LAG][(name,)] = max([0, *waiting_ms]) / 1000
+    found[metrics.TIERING_LAG][(name,)] = max((wal.waiting_ms(now_ms) for wal in wals), default=0) / 1000
     return found

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from lastword.clock import Clock
 from lastword.compaction.holds import Readership
 from lastword.compaction.target import PartitionFacts
-from lastword.config import BrokerConfig, TopicSettings, WalSync, is_internal
+from lastword.config import TopicSettings, WalSync, is_internal
 from lastword.errors import ClosedError, CorruptError, UnavailableError, WriteFailedError
-from lastword.folder.leases import LeaseKeeper
 from lastword.folder.paths import foreign_wal_folder, wal_folder
+from lastword.log.context import LogContext
 from lastword.reading.reader import Extent, PartitionReader
 from lastword.segments.model import SegmentGoneError, Snapshot
 from lastword.wal import checkpoint as checkpoints
@@ -37,10 +36,7 @@ class Shared:
     topic: str
     topic_id: UUID
     table: SegmentTable
-    data_folder: Path
-    config: BrokerConfig
-    clock: Clock
-    leases: LeaseKeeper | None
+    context: LogContext
     is_foreign: bool
     """Whether another data folder owns the topic. Its WAL is there, not here."""
 
@@ -60,7 +56,7 @@ class Partition:
     @property
     def folder(self) -> Path:
         """The folder of its WAL."""
-        data_folder, topic_id = self._shared.data_folder, self._shared.topic_id
+        data_folder, topic_id = self._shared.context.data_folder, self._shared.topic_id
         if self._shared.is_foreign:
             # Files left here from when this folder owned the topic are not part of it.
             return foreign_wal_folder(data_folder, topic_id) / str(self.number)
@@ -123,26 +119,27 @@ class Partition:
 
     def _open_writer(self) -> None:
         shared, settings, folder = self._shared, self._settings, self.folder
+        clock, config = shared.context.clock, shared.context.config
         at = shared.table.snapshot().positions[self.number]
         opened = open_wal(
             folder,
             topic_id=shared.topic_id,
             partition=self.number,
             floor=Floor(sealed_end=at.sealed_end, log_start=at.log_start, epochs=at.epochs),
-            now_ms=shared.clock.now_ms(),
+            now_ms=clock.now_ms(),
         )
         writer = PartitionWriter(
             folder,
             opened,
             settings=settings,
             # Lastword acknowledges its internal records to clients, whatever they chose for their own records.
-            sync=WalSync(mode="group") if is_internal(shared.topic) else shared.config.wal_sync,
-            clock=shared.clock,
-            producer_expiration_ms=shared.config.producer_id_expiration_ms,
+            sync=WalSync(mode="group") if is_internal(shared.topic) else config.wal_sync,
+            clock=clock,
+            producer_expiration_ms=config.producer_id_expiration_ms,
         )
         # No other thread can append to it yet.
-        now_ms = shared.clock.now_ms() if settings.message_timestamp_type == "LogAppendTime" else None
-        staged.finish(shared.data_folder, shared.topic_id, self.number, writer, now_ms)
+        now_ms = clock.now_ms() if settings.message_timestamp_type == "LogAppendTime" else None
+        staged.finish(shared.context.data_folder, shared.topic_id, self.number, writer, now_ms)
         self._writer = writer
         # They may have changed while the WAL was recovered.
         writer.settings = self._settings
@@ -156,7 +153,7 @@ class Partition:
     def reader(self) -> PartitionReader:
         """Return a reader of the partition. Close it."""
         self._check_not_closed()
-        return PartitionReader(self._shared.table, self.number, self.folder, self._shared.leases)
+        return PartitionReader(self._shared.table, self.number, self.folder, self._shared.context.leases)
 
     def extent(self, snapshot: Snapshot | None = None) -> Extent:
         """Return the offsets that can be read, from a fresh look at the WAL and the table, or at a given snapshot."""
@@ -187,6 +184,13 @@ class Partition:
             self.folder,
             sealed_end=snapshot.positions[self.number].sealed_end,
             settings=self._settings,
+        )
+
+    def open_files(self, snapshot: Snapshot) -> deleter.LocalFiles:
+        """Return its WAL files from the writer's memory; none if another process writes it. No checkpoint is read."""
+        return deleter.LocalFiles(
+            sealed_end=snapshot.positions[self.number].sealed_end,
+            files=() if self._writer is None else deleter.local_files(self.folder, self._writer.files),
         )
 
     # -------------------------------------------------------------------------------------------- damage

@@ -1,36 +1,35 @@
-"""A topic of a log that is open in any role: what can be read of it, and what is where."""
+"""A topic of a log that is open in any role: reads, and the locations of its records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pyarrow as pa
 
-from lastword.clock import Clock
 from lastword.compaction.holds import Downtimes, Readership, Uptime
+from lastword.compaction.plan import Assessment
 from lastword.compaction.strategy import strategy_of
-from lastword.compaction.target import Assessment, Target, assess
-from lastword.config import BrokerConfig, TopicSettings
+from lastword.compaction.target import Target, assess
+from lastword.config import TopicSettings
 from lastword.errors import (
     InvalidError,
     NotOwnerError,
 )
-from lastword.folder.leases import LeaseKeeper
 from lastword.log import describing
+from lastword.log.context import LogContext
 from lastword.log.describing import TopicDescription
 from lastword.log.partition import Partition, Shared
 from lastword.log.routing import check_partition
 from lastword.reading import timetravel
 from lastword.reading.reader import Extent, PartitionReader
-from lastword.reading.readers import CommittedPositions, Reader, committed_positions, reader_names
 from lastword.reading.streaming import Start, start_offset, stream
 from lastword.reading.timetravel import AsOf
+from lastword.reading.topic_reader import CommittedPositions, Reader, committed_positions, reader_names
 from lastword.record import Record
-from lastword.segments.model import Snapshot, TopicInfo, look_again
+from lastword.segments.model import Snapshot, TopicInfo, retry_if_moved
 from lastword.segments.rows import to_records
 from lastword.segments.sketch import Sketches
 from lastword.wal import deleter
@@ -43,29 +42,26 @@ if TYPE_CHECKING:
 
 
 class ReadableTopic:
-    """A topic, as far as reading goes. Nothing here needs a role."""
+    """A topic that can be read. Nothing here needs a role."""
 
     def __init__(
         self,
         info: TopicInfo,
         table: SegmentTable,
+        context: LogContext,
         *,
-        data_folder: Path,
-        config: BrokerConfig,
-        clock: Clock,
-        leases: LeaseKeeper | None,
         kept_elsewhere: Callable[[str], TopicCompactionService | None],
         foreign: NotOwnerError | None,
     ) -> None:
         self.foreign = foreign
         """The error to raise for operations that only the topic's owner may perform; None if this folder owns it."""
         self._info = info
-        self._settings = config.resolve(info.name, info.config)
+        self._settings = context.config.resolve(info.name, info.config)
         self._table = table
-        self._data_folder = data_folder
-        self._config = config
-        self._clock = clock
-        self._leases = leases
+        self._context = context
+        self._data_folder = context.data_folder
+        self._config = context.config
+        self._clock = context.clock
         self._kept_elsewhere = kept_elsewhere
         """Returns the service that keeps a topic's compacted records outside of its table, or None."""
         self._closed = False
@@ -74,10 +70,7 @@ class ReadableTopic:
             topic=info.name,
             topic_id=info.id,
             table=table,
-            data_folder=data_folder,
-            config=config,
-            clock=clock,
-            leases=leases,
+            context=context,
             is_foreign=foreign is not None,
         )
 
@@ -139,7 +132,7 @@ class ReadableTopic:
         """Read the records from `start` to the current log end; with `follow`, also those that come later.
 
         With `compacted` the compacted records are read through the compaction service, if the log has one that keeps
-        them elsewhere; the rest as usual. A compaction that commits meanwhile may move the end.
+        them elsewhere; the rest is read as usual. A compaction that commits during the read may move the end.
         """
         batches = self.read_arrow(start, partition=partition, follow=follow, compacted=compacted)
         return (record for records in batches for record in to_records(records))
@@ -218,13 +211,14 @@ class ReadableTopic:
     def read_as_of(self, as_of: AsOf, *, partition: int | None = None) -> Iterator[pa.RecordBatch]:
         """Read the records as of an offset, a time or a snapshot, in batches of record.RECORD_SCHEMA.
 
-        Raise InvalidError, before the first record, if that state can't be reproduced exactly any more.
+        Raise InvalidError, before the first record, if that state can't be reproduced exactly any more, and
+        UnavailableError if compaction overtakes the read.
         """
         chosen = self.partition_readers()
         if partition is not None:
             chosen = [chosen[self._check_partition(partition)]]
         views = [(reader, timetravel.view_as_of(reader, as_of)) for reader in chosen]
-        return (records for reader, view in views for records in timetravel.read(reader, view))
+        return (records for reader, view in views for records in timetravel.read(reader, as_of, view))
 
     def explain(
         self,
@@ -236,11 +230,11 @@ class ReadableTopic:
         run: Run = "asked for",
         seal: bool = True,
     ) -> Explanation:
-        """Explain where records are, whether a compaction that begins now would keep them, why and until when.
+        """Explain the location of records, and whether a compaction that begins now would keep them, why and until when.
 
         The records are those from an offset on, of one key or all keys, partition by partition, at most `limit`
         (None: all). By default the run is that of `lastword topic compact`, which seals first unless `seal` is false.
-        A `forced` run goes through everything, a `worker` run does what is due. Nothing is changed.
+        A `forced` run processes everything, a `worker` run only what is due. Nothing is changed.
         """
         from lastword.explain import Question, explain_topic
 
@@ -264,7 +258,6 @@ class ReadableTopic:
             settings=self._settings,
             wal_folder=own.folder,
             facts=own.facts(self._readership()),
-            task_memory_bytes=self._config.compaction_task_memory_bytes,
         )
 
     def dataframe(self, spark: Any, **options: object) -> Any:
@@ -294,36 +287,41 @@ class ReadableTopic:
         """Return a reader of one partition. Close it."""
         return self.partition(partition).reader()
 
-    # ------------------------------------------------------------------------------------- what is where
+    # ------------------------------------------------------------------------------------- locations
 
     def describe(self, *, estimates: bool = False) -> TopicDescription:
-        """Describe the topic and where its records are, from a fresh look at table and WAL.
+        """Describe the topic and the locations of its records, from a fresh read of the table and the WAL.
 
-        With `estimates`, include what compaction would reclaim: this reads the footer of every segment file.
+        With `estimates`, include the bytes that compaction would reclaim. This reads the footer of every segment file.
         """
-        return look_again(
+        return retry_if_moved(
             lambda: describing.describe(
                 self,
                 self._table.snapshot(),
                 settings=tuple(self._config.explain(self.name, self._info.config)),
                 readers=tuple(reader_names(self._data_folder, self.id.hex)),
                 distinct=Sketches(self._table.files).distinct_keys if estimates else None,
-                now_ms=self._clock.now_ms(),
             ),
             f"Topic {self.name!r}",
         )
 
-    def target(self, table: SegmentTable | None = None, downtimes: Downtimes | None = None) -> Target:
+    def target(
+        self,
+        table: SegmentTable | None = None,
+        downtimes: Downtimes | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> Target:
         """Return the input of planning: the table, the settings, each partition's positions and readers."""
         readership = self._readership(downtimes)
-        is_open = any(each.is_open for each in self._partitions)
-        snapshot = None if is_open else self._table.snapshot()
+        if snapshot is None and not any(each.is_open for each in self._partitions):
+            snapshot = self._table.snapshot()
         partitions = self.all_partitions() if snapshot is None else self.partitions_in(snapshot)
         return Target(
             topic=self.name,
             table=table or self._table,
             settings=self._settings,
             facts={each.number: each.facts(readership, snapshot) for each in partitions},
+            settings_of=lambda info: self._config.resolve(info.name, info.config),
         )
 
     def assess(
@@ -333,8 +331,9 @@ class ReadableTopic:
         snapshot: Snapshot | None = None,
         downtimes: Downtimes | None = None,
     ) -> list[Assessment]:
-        """Return how dirty each partition is, and the run that is due, if any, as the worker will find it."""
-        return assess(self.target(table, downtimes), clock=self._clock, snapshot=snapshot)
+        """Return the dirty ratio of each partition, and the due run, if any, as the worker will find it."""
+        target = self.target(table, downtimes, snapshot)
+        return assess(target, now_ms=self._clock.now_ms(), snapshot=snapshot)
 
     def wal_damage(self) -> list[tuple[int, DamagedRange]]:
         """Return the damaged ranges of WAL files that are not sealed yet, with their partitions."""
@@ -359,11 +358,9 @@ class ReadableTopic:
             return [(number, each) for number, each in damage if each.path in live]
         return damage
 
-    def local_wals(self) -> list[deleter.LocalWal]:
+    def local_wals(self, snapshot: Snapshot | None = None) -> list[deleter.LocalWal]:
         """Return the WAL of each partition, as the deleter sees it."""
-        return self._local_wals(self._table.snapshot())
-
-    def _local_wals(self, snapshot: Snapshot) -> list[deleter.LocalWal]:
+        snapshot = snapshot or self._table.snapshot()
         found = [each.local_wal(snapshot) for each in self.partitions_in(snapshot)]
         return [each for each in found if each is not None]
 

@@ -9,37 +9,34 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from lastword.clock import new_uuid
-from lastword.config import BrokerConfig, check_new_topic_name, check_topic_config, is_internal
+from lastword.config import check_new_topic_name, check_topic_config
 from lastword.errors import (
-    ClosedError,
     CorruptError,
     InvalidConfigError,
     InvalidError,
     InvalidTopicError,
     LastwordError,
-    NotOwnerError,
     StorageError,
     UnknownTopicError,
 )
 from lastword.folder.paths import wal_folder
+from lastword.log.context import LogContext
+from lastword.log.directory import Directory
 from lastword.log.lifecycle import Deletion, Lifecycle, UndecidedError
 from lastword.log.topic import Topic
 from lastword.maintenance import repairing, takeover
 from lastword.maintenance.ownership import Ownership, foreign_error, now_s
 from lastword.maintenance.repairing import RepairPlan
 from lastword.maintenance.takeover import TakenOver
-from lastword.segments.listing import TopicListing, UnreadableTopic, Visited, visit
 from lastword.segments.model import TopicInfo, retry_on_conflict
 from lastword.wal.writer import PartitionWriter
 
 if TYPE_CHECKING:
     from lastword.segments.catalog import SegmentCatalog
-    from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
 
@@ -48,41 +45,32 @@ T = TypeVar("T")
 MAX_PARTITIONS = 10_000
 
 
-class Topics:
+class Topics(Directory):
     """The topics of a log. Safe from several threads."""
 
     def __init__(
         self,
         catalog: SegmentCatalog,
-        lifecycle: Lifecycle,
         ownership: Ownership,
+        context: LogContext,
         *,
-        data_folder: Path,
-        config: BrokerConfig,
         writes: bool,
         make: Callable[..., Topic],
         forget: Callable[[str], None],
     ) -> None:
-        self._catalog = catalog
-        self._lifecycle = lifecycle
-        self._ownership = ownership
-        self._data_folder = data_folder
-        self._config = config
+        super().__init__(catalog, ownership, context.data_folder)
+        self._lifecycle = Lifecycle(context.data_folder, catalog, context.clock)
+        self._config = context.config
         self._writes = writes
         self._make = make
         self._forget = forget
-        """Called with each topic that is gone or belongs to another folder now."""
+        """Called with each topic that was deleted or now belongs to another folder."""
         self._opened: dict[str, Topic] = {}
         self.lock = threading.RLock()
         """Held while a topic is opened, created, or marked as deleted. Appends and rolls don't need it."""
         self._cleaning_lock = threading.Lock()
         """Held while the remains of deleted topics are removed, which may take long."""
         self._undecided: set[str] = set()
-        self.is_closed = False
-
-    def check_open(self) -> None:
-        if self.is_closed:
-            raise ClosedError(f"The log in {self._data_folder} has been closed.")
 
     # -------------------------------------------------------------------------------------------- one
 
@@ -144,13 +132,6 @@ class Topics:
             else None,
         )
 
-    def load(self, name: str) -> SegmentTable:
-        """Return the table of a topic. Raise UnknownTopicError if there is none, or if it is being deleted."""
-        table = self._catalog.load(name)
-        if table.snapshot().topic.deleted:
-            raise UnknownTopicError(f"topic {name!r} has been deleted")
-        return table
-
     def alter(
         self,
         name: str,
@@ -200,7 +181,7 @@ class Topics:
             return done
 
     def plan_repair(self, name: str) -> RepairPlan:
-        """Return what is wrong with the table of an unreadable topic and how to repair it. Nothing is changed."""
+        """Return the problem with the table of an unreadable topic, and the way to repair it. Change nothing."""
         try:
             table = self._catalog.load(name)
             table.plan(table.snapshot())
@@ -222,7 +203,7 @@ class Topics:
             return plan
 
     def _looked_at_again(self, topic: Topic) -> Topic | None:
-        """Return the topic as another process may have changed it; None if it is gone, recreated or has a new owner."""
+        """Return the topic as another process may have changed it, or None if it was deleted, recreated or has a new owner."""
         try:
             # Through its own table, which reads the metadata only if there is a new metadata file.
             info = topic.table.snapshot().topic
@@ -248,59 +229,6 @@ class Topics:
             partition.writer for topic in list(self._opened.values()) for partition in topic.open_partitions()
         ]
 
-    def own_names(self) -> list[str]:
-        """Return the names of all topics that this folder may change, including unreadable and internal ones."""
-        listing = self.listing(include_internal=True)
-        foreign = {info.name for info in listing.infos if self._ownership.is_foreign(info)}
-        foreign |= {
-            each.name
-            for each in listing.unreadable
-            if each.id is not None and not self._ownership.has_noted(each.name, each.id)
-        }
-        return [name for name in listing.names if name not in foreign]
-
-    def listing(self, *, include_internal: bool = False) -> TopicListing:
-        """Return all topics, including unreadable ones, without opening their WALs."""
-        self.check_open()
-        names = [name for name in self._catalog.list() if include_internal or not is_internal(name)]
-        visited = self.visit(lambda name: self._catalog.load(name).snapshot().topic, names)
-        return TopicListing(
-            infos=tuple(info for info in visited.found.values() if not info.deleted),
-            unreadable=tuple(self._unreadable(name, error) for name, error in visited.problems.items()),
-        )
-
-    def visit(self, act: Callable[[str], T], names: Iterable[str] | None = None) -> Visited[T]:
-        """Call `act` with the name of each topic of this folder, or with each of `names`.
-
-        A topic that is deleted meanwhile is skipped, even if that makes `act` fail. A failure of one topic is noted
-        and does not stop the others.
-        """
-        return visit(self.own_names() if names is None else names, act, self.is_gone)
-
-    def is_gone(self, name: str) -> bool:
-        """Return whether there is no topic of that name any more, as far as the catalog can tell."""
-        self.check_open()
-        try:
-            return self._catalog.load(name).snapshot().topic.deleted
-        except UnknownTopicError:
-            return True
-        except LastwordError:
-            return False
-
-    def has(self, name: str, topic_id: str) -> bool:
-        """Return whether there is a topic of that name with that id. It may be unreadable."""
-        try:
-            return self._catalog.place(name).topic_id.hex == topic_id and not self.is_gone(name)
-        except UnknownTopicError:
-            return False
-
-    def _unreadable(self, name: str, error: LastwordError) -> UnreadableTopic:
-        try:
-            topic_id = self._catalog.place(name).topic_id
-        except LastwordError:
-            topic_id = None
-        return UnreadableTopic(name=name, id=topic_id, problem=str(error))
-
     # ----------------------------------------------------------------------------------------- ending
 
     def begin(self) -> None:
@@ -317,7 +245,7 @@ class Topics:
         """Delete a topic with everything that belongs to it; with `topic_id` only if it still has that id."""
         with self.lock:
             self._decide_deletions(name)
-            self._check_own_if_unreadable(name)
+            self.check_own_if_unreadable(name)
             try:
                 deletion = self._lifecycle.delete(name, topic_id)
             except UndecidedError:
@@ -360,36 +288,15 @@ class Topics:
             lost.close()
 
     def let_go(self, name: str) -> None:
-        """Close a topic that is gone or may be gone: it takes no more appends."""
+        """Close a topic that was or may have been deleted: it takes no more appends."""
         if (opened := self._opened.pop(name, None)) is not None:
             self._ownership.let_go(opened.id)
             with warned(f"closing {name}, which is being deleted"):
                 opened.close()
         self._forget(name)
 
-    def _check_own_if_unreadable(self, name: str) -> None:
-        """Raise NotOwnerError if a topic is unreadable and may be another folder's.
-
-        Nothing else checks this before the topic is deleted.
-        """
-        if not self._ownership.is_shared:
-            return
-        try:
-            self._catalog.load(name)
-        except CorruptError as error:
-            if not self._ownership.has_noted(name, self._catalog.place(name).topic_id):
-                raise NotOwnerError(
-                    f"The topic {name!r} can't be read, and nothing in {self._data_folder} shows that this folder "
-                    f"owns it. Delete it through the data folder that owns it. {error}"
-                ) from error
-            for state in self._catalog.older_states(name):
-                if state.snapshot is not None:
-                    if self._ownership.is_foreign(state.snapshot.topic):
-                        raise foreign_error(state.snapshot.topic) from error
-                    return
-
     def _decide_deletions(self, name: str | None = None) -> None:
-        """Find out which deletions are decided, and free their names. Only an error of `name` is raised."""
+        """Determine the decided deletions, and free their names. Only an error of `name` is raised."""
         for deletion in self._lifecycle.deletions():
             if deletion.name == name:
                 self._drop_if_decided(deletion)
@@ -398,7 +305,7 @@ class Topics:
                     self._drop_if_decided(deletion)
 
     def _drop_if_decided(self, deletion: Deletion) -> bool:
-        """Drop the topic of a deletion that is decided. Return whether it is gone.
+        """Drop the topic of a decided deletion. Return whether it was removed.
 
         A topic whose deletion was withdrawn is a topic like any other.
         """

@@ -1,21 +1,21 @@
 """The background worker: seals, compacts, applies retention, deletes, expires, collects and measures on schedule.
 
-The worker only decides when a job runs. The log does the work: every job is a call that could be made by hand, is
-isolated from the others, and leaves a consistent state behind at each commit.
+The worker only decides when a job runs. The log does the work: every job is a call that a user could make too, is
+isolated from the others, and leaves a consistent state at each commit.
 
-Each lane has a thread and runs its jobs one after the other, so that no job waits for another lane (lanes.py says which
-jobs may run at the same time):
+Each thread runs its jobs one after the other, so that no job waits for those of another thread (lanes.py says which jobs
+may run at the same time):
 
     seal      sealing
     clean     unfinished erasures, then compaction
     tidy      retention, the WAL deleter, expiry, collection
     measure   metrics
 
-A stop request ends each lane between two commits. A failed job is retried after a pause that doubles, up to an hour. So
+A stop request ends each thread between two commits. A failed job is retried after a pause that doubles, up to an hour. So
 is each partition whose compaction fails, and each topic that can't be sealed. They don't hold up the others.
 
 If the worker is killed, the next one continues from there: `worker.json` (worker_state.py) keeps when each job is due,
-which topic has waited longest for it, and which partitions were being compacted.
+the topic that has waited longest for it, and the partitions that were being compacted.
 """
 
 from __future__ import annotations
@@ -57,12 +57,17 @@ MEASURE_INTERVAL_MS = 30_000
 _LONGEST_WAIT_MS = 1_000
 
 
-Lane = Literal["seal", "clean", "tidy", "measure"]
+ThreadName = Literal["seal", "clean", "tidy", "measure"]
 
 
 def pause_ms(failures: int) -> int:
     """Return how long to wait after this many failures in a row."""
     return min(FIRST_PAUSE_MS << min(failures - 1, 20), LONGEST_PAUSE_MS)
+
+
+def must_wait(until_ms: int, now_ms: int, longest_ms: int) -> bool:
+    """Return whether a time is in the future. A time further ahead than any pause means that the clock was set back."""
+    return now_ms < until_ms <= now_ms + longest_ms
 
 
 def schedule(config: BrokerConfig) -> dict[str, tuple[int, int]]:
@@ -80,7 +85,7 @@ def schedule(config: BrokerConfig) -> dict[str, tuple[int, int]]:
     return jobs
 
 
-_LANES: dict[str, Lane] = {
+_THREADS: dict[str, ThreadName] = {
     "seal": "seal",
     "compact": "clean",
     "retention": "tidy",
@@ -98,6 +103,9 @@ class _Unsealed:
     failures: int
     message: str
     retry_ms: int
+
+    def must_wait(self, now_ms: int) -> bool:
+        return must_wait(self.retry_ms, now_ms, LONGEST_SEAL_PAUSE_MS)
 
 
 class Worker:
@@ -121,8 +129,10 @@ class Worker:
             "collect": lambda: self._retain("collect"),
             "measure": self._log.measure,
         }
-        # A lane's thread and callers of `run_all` take turns.
-        self._lane_locks: dict[Lane, threading.RLock] = {lane: threading.RLock() for lane in _LANES.values()}
+        # A thread and callers of `run_all` take turns.
+        self._thread_locks: dict[ThreadName, threading.RLock] = {
+            each: threading.RLock() for each in _THREADS.values()
+        }
 
     @property
     def status(self) -> WorkerStatus:
@@ -130,24 +140,24 @@ class Worker:
 
     # ------------------------------------------------------------------------------------------ running
 
-    def run_due(self, lane: Lane | None = None) -> list[str]:
-        """Run the jobs that are due, of a lane or of all. Return their names."""
+    def run_due(self, thread: ThreadName | None = None) -> list[str]:
+        """Run the jobs that are due, of a thread or of all. Return their names."""
         done: list[str] = []
         for name, job in self.status.jobs.items():
             if self._stop.is_set():
                 break
-            if lane not in (None, _LANES[name]):
+            if thread not in (None, _THREADS[name]):
                 continue
-            with self._lane_locks[_LANES[name]]:
-                if job.next_run_ms <= self._clock.now_ms():
+            with self._thread_locks[_THREADS[name]]:
+                if not must_wait(job.next_run_ms, self._clock.now_ms(), self._longest_wait_ms(name, job)):
                     self._run_job(name, job)
                     done.append(name)
         return done
 
     def run_all(self) -> None:
-        """Run every job once, now, one after the other. Wait for a lane that is busy with a job."""
+        """Run every job once, now, one after the other. Wait for a thread that is busy with a job."""
         for name, job in self.status.jobs.items():
-            with self._lane_locks[_LANES[name]]:
+            with self._thread_locks[_THREADS[name]]:
                 if not self._stop.is_set():
                     self._run_job(name, job)
 
@@ -157,8 +167,8 @@ class Worker:
             # Saved now: a worker that is killed before its first job ends has still begun to wait for the others.
             self._keeper.save()
             threads = [
-                threading.Thread(target=self._run_lane, args=(lane,), name=f"lastword-{lane}", daemon=True)
-                for lane in self._lane_locks
+                threading.Thread(target=self._run_thread, args=(each,), name=f"lastword-{each}", daemon=True)
+                for each in self._thread_locks
             ]
             for thread in threads:
                 thread.start()
@@ -174,7 +184,7 @@ class Worker:
         return self
 
     def stop(self) -> None:
-        """Ask the worker to end. Each lane ends between two commits."""
+        """Ask the worker to end. Each thread ends between two commits."""
         self._stop.set()
 
     def close(self) -> None:
@@ -189,18 +199,22 @@ class Worker:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _run_lane(self, lane: Lane) -> None:
-        own = [job for name, job in self.status.jobs.items() if _LANES[name] == lane]
+    def _run_thread(self, thread: ThreadName) -> None:
+        own = [job for name, job in self.status.jobs.items() if _THREADS[name] == thread]
         try:
             while not self._stop.is_set():
-                self.run_due(lane)
+                self.run_due(thread)
                 next_ms = min(job.next_run_ms for job in own)
                 wait_ms = min(max(next_ms - self._clock.now_ms(), 1), _LONGEST_WAIT_MS)
                 self._stop.wait(wait_ms / 1000)
         except BaseException as error:  # noqa: BLE001
-            # A worker that has lost one of its lanes would look healthy.
+            # A worker that has lost one of its threads would look healthy.
             self._ended.append(error)
             self._stop.set()
+
+    def _longest_wait_ms(self, name: str, job: JobStatus) -> int:
+        """Return how long a job waits at most, from when it was last run or the worker began."""
+        return max(*self._schedule[name], pause_ms(job.failures) if job.failures else 0)
 
     # --------------------------------------------------------------------------------------------- jobs
 
@@ -254,7 +268,7 @@ class Worker:
 
         def seal(name: str) -> list[str]:
             waiting = self._unsealed.get(name)
-            if self._stop.is_set() or (waiting is not None and waiting.retry_ms > now_ms):
+            if self._stop.is_set() or (waiting is not None and waiting.must_wait(now_ms)):
                 return [waiting.message] if waiting is not None else []
             turns.take(name, save=False)
             report = self._log.topic(name).seal_rolled(
@@ -276,7 +290,7 @@ class Worker:
         found: dict[str, _Unsealed] = {}
         for name, message in problems.items():
             before = self._unsealed.get(name)
-            if before is not None and before.retry_ms > now_ms:
+            if before is not None and before.must_wait(now_ms):
                 found[name] = before
                 continue
             count = 1 if before is None else before.failures + 1
@@ -293,7 +307,11 @@ class Worker:
 
     def _compact_what_is_due(self) -> None:
         now_ms = self._clock.now_ms()
-        waiting = frozenset(each.place for each in self.status.failing if each.retry_ms > now_ms)
+        waiting = frozenset(
+            each.place
+            for each in self.status.failing
+            if must_wait(each.retry_ms, now_ms, pause_ms(each.failures))
+        )
         report = self._log.compact(
             exclude=waiting,
             last=tuple(self.status.interrupted),
@@ -321,7 +339,7 @@ class Worker:
             self._keeper.put_down(tried, all_of_it=not self._stop.is_set())
 
     def compacted(self, done: Collection[TopicOrPartition]) -> None:
-        """Clear the failures of partitions that were compacted by hand, and those of their topics as a whole."""
+        """Clear the failures of partitions that a user has compacted, and those of their topics as a whole."""
         topics = {topic for topic, _ in done}
         with self._keeper.lock:
             self.status.failing = [

@@ -1,6 +1,6 @@
 """Erases keys: when an erasure is done, all their records are physically gone from all files and all snapshots.
 
-The steps, under the maintenance role:
+The steps, while no other job works on the topic:
 1. note the intent, with the log end of each partition: records from there on are new and stay (intents.py);
 2. roll the WAL and seal it;
 3. rewrite every segment that has one of the keys, in every partition, and commit;
@@ -88,7 +88,7 @@ class Eraser:
         self, seal: Callable[[], SealReport], progress: Callable[[int, int], None] | None = None
     ) -> EraseReport:
         """Erase all that can be erased now. Forget the intent if nothing is left. `seal` rolls and seals the topic."""
-        report = self._pass(seal, progress) if self._intent.held is None else self._look_again()
+        report = self._pass(seal, progress) if self._intent.held is None else self._remove_kept()
         if not report.left:
             forget_intent(self._data_folder, self._intent.topic_id)
         return report
@@ -102,7 +102,7 @@ class Eraser:
         reached("erase.rewritten")
         expired = self._table.expire(retention_ms=None)
         reached("erase.expired")
-        # Under the maintenance role no other job is running, so nothing needs grace.
+        # No other job works on this topic (lanes.py), so nothing needs grace.
         collected = self._table.collect(grace_ms=None, data_only=True)
         reached("erase.collected")
         wal_files = self._remove_wal_files()
@@ -122,7 +122,7 @@ class Eraser:
             left=(*left, *kept, *self._left_beside()),
         )
 
-    def _look_again(self) -> EraseReport:
+    def _remove_kept(self) -> EraseReport:
         """Remove copies that were still kept after the full pass and no longer are."""
         assert self._intent.held is not None
         expired = self._table.expire(retention_ms=None, only=self._intent.held)
@@ -152,9 +152,11 @@ class Eraser:
         segments = self._table.plan(snapshot)
         with self._leases.hold(topic_id=snapshot.topic.id.hex, job="erase") as lease:
             for number, segment in enumerate(segments):
-                mask = self._mask(segment)
+                # Marked rows are gone for readers, but not from the file.
+                mask = self._mask(segment.whole)
                 if not mask.all():
-                    written = self._write_without(segment, mask, lease.id)
+                    left = mask if segment.marks is None else self._mask(segment)
+                    written = self._write_without(segment, left, lease.id)
                     lease.check()
                     retry_on_conflict(partial(self._commit, segment, written))
                     reached("erase.segment.committed")
@@ -165,7 +167,7 @@ class Eraser:
         return erased, rewritten
 
     def _mask(self, segment: Segment) -> Mask:
-        """Return 1 for each row that stays, 0 for each row that has to go. Every row of the file is checked."""
+        """Return 1 for each row of a segment that stays, 0 for each row that has to go."""
         mask = np.ones(segment.records, np.uint8)
         wanted = [each for each in self._intent.wanted if segment.first_offset < each.end(segment.partition)]
         if not wanted:
@@ -183,7 +185,7 @@ class Eraser:
         return mask
 
     def _write_without(self, segment: Segment, mask: Mask, job_id: str) -> Segment | None:
-        """Write the rows of a segment that the mask keeps to a new file. Return None if there are none."""
+        """Write the live rows of a segment that the mask keeps to a new file. Return None if there are none."""
         files = self._table.files
         try:
             with (
@@ -230,7 +232,7 @@ class Eraser:
 
     def _left_in_segments(self) -> Iterator[str]:
         for segment in self._table.plan(self._table.snapshot()):
-            if not self._mask(segment).all():
+            if not self._mask(segment.whole).all():
                 yield f"{segment.path}: still has records of these keys"
 
     def _left_in_kept_snapshots(self) -> tuple[set[int], list[str]]:
@@ -241,7 +243,7 @@ class Eraser:
         for ref in self._table.refs():
             try:
                 has_keys = any(
-                    segment.path not in current and not self._mask(segment).all()
+                    segment.path not in current and not self._mask(segment.whole).all()
                     for segment in self._table.plan(ref.snapshot)
                 )
                 what = "has records of these keys"

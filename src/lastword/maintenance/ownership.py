@@ -36,7 +36,7 @@ from lastword.folder.locks import Role, RoleLock
 from lastword.folder.paths import OWNED_FILE, wal_folder
 from lastword.folder.steps import reached
 from lastword.maintenance.relocating import confirm_identity, recognized
-from lastword.segments.model import Owner, OwnerLook, TopicInfo
+from lastword.segments.model import Owner, OwnerState, TopicInfo
 from lastword.segments.storage import Storage
 
 if TYPE_CHECKING:
@@ -194,28 +194,28 @@ class Ownership:
         found = catalog.owners({name: each.pointer for name, each in held.items()})
         lost: list[TopicInfo] = []
         for name, each in held.items():
-            look = found.get(name)
-            if look is None:
+            state = found.get(name)
+            if state is None:
                 # No answer about this topic, so its last confirmation ages.
                 continue
             try:
-                self._check_look(each.topic, look)
+                self._check_state(each.topic, state)
             except NotOwnerError as error:
                 each.lost = error
                 lost.append(each.topic)
                 logger.error("%s", error)
                 continue
-            each.pointer, each.confirmed_s = look.pointer, started_s
+            each.pointer, each.confirmed_s = state.pointer, started_s
         return lost
 
-    def _check_look(self, topic: TopicInfo, look: OwnerLook) -> None:
-        if look.is_unchanged:
+    def _check_state(self, topic: TopicInfo, state: OwnerState) -> None:
+        if state.is_unchanged:
             return
-        if look.topic is None or look.topic.id != topic.id:
+        if state.topic is None or state.topic.id != topic.id:
             raise NotOwnerError(
                 f"Topic {topic.name!r} is no longer in the catalog, or has been recreated. It takes no appends here."
             )
-        self.check(look.topic)
+        self.check(state.topic)
 
     # ------------------------------------------------------------------------------------------ internal
 

@@ -7,7 +7,7 @@ folder has continued the topic, they are all records in the WAL.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,11 @@ from lastword.folder.paths import wal_folder
 from lastword.maintenance import relocating
 from lastword.maintenance.ownership import Ownership
 from lastword.record import Record
-from lastword.segments.model import Snapshot
+from lastword.segments.model import Snapshot, resume_if_moved
 from lastword.segments.rows import clip, to_records, with_partition
 from lastword.segments.storage import Storage
 from lastword.wal.files import SET_ASIDE
-from lastword.wal.reader import OffsetGoneError, WalReader, decode
+from lastword.wal.reader import WalReader, decode
 
 _READ_BYTES: Final = 4 << 20
 
@@ -41,21 +41,20 @@ class LocalRecords:
     def read(self) -> Iterator[Record]:
         """Yield the records, oldest first. Raise CorruptError at damage."""
         with closing(WalReader(self.folder)) as reader:
-            extent = reader.extent()
-            offset = 0 if extent is None else max(extent.start, self.from_offset)
-            while extent is not None and offset < extent.end:
-                try:
-                    placed = reader.read(offset, max_bytes=_READ_BYTES)
-                except OffsetGoneError:
-                    # The deleter was faster. It deletes only sealed files.
-                    extent = reader.extent()
-                    offset = max(offset, extent.start if extent is not None else 0)
-                    continue
-                if not placed:
+            offset = self.from_offset
+
+            def rest() -> Generator[Record, None, None]:
+                nonlocal offset
+                if (extent := reader.extent()) is None:
                     return
-                for records in decode(placed, from_offset=offset):
-                    yield from to_records(with_partition(clip(records, extent.end), self.partition))
-                offset = placed[-1].header.next_offset
+                # The deleter may have been faster. It deletes only sealed files.
+                offset = max(offset, extent.start)
+                while offset < extent.end and (placed := reader.read(offset, max_bytes=_READ_BYTES)):
+                    for records in decode(placed, from_offset=offset):
+                        yield from to_records(with_partition(clip(records, extent.end), self.partition))
+                    offset = placed[-1].header.next_offset
+
+            yield from resume_if_moved(rest, f"The WAL in {self.folder}")
 
 
 def local_records(

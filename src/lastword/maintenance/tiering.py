@@ -2,8 +2,10 @@
 
 The steps for a topic:
 1. look at the table: everything below a partition's sealed end is sealed, whatever any local file says;
-2. propose (pure): the rolled files from there on, in order;
-3. write each as one segment file, row group by row group, without rows below the log start, several files at a time;
+2. propose (pure): the rolled files from there on, in order. On a compacted topic, they are put together to rounds
+   (compaction/round.py), up to the first one that min.compaction.lag.ms holds back;
+3. write each round as compaction's engine can, without the records that another one of it beats; and each other file as
+   one segment file, row group by row group, several at a time. Rows below the log start are left out;
 4. commit the segments of all partitions and their new sealed ends as one snapshot.
 
 Killed before 4: nothing has changed. No snapshot names the files written so far, and the collector removes them.
@@ -15,28 +17,40 @@ A partition whose WAL is damaged stops at the damage, with the reason in the rep
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from lastword import metrics
-from lastword.clock import monotonic_s
+from lastword.clock import monotonic_s, new_uuid
+from lastword.compaction.round import Round, RoundDamaged, RoundDone
+from lastword.compaction.strategy import has_same_rules, strategy_of
+from lastword.config import TopicSettings
 from lastword.errors import CorruptError
-from lastword.folder.leases import LeaseKeeper
+from lastword.folder.leases import HeldLease, LeaseKeeper
 from lastword.folder.steps import reached
-from lastword.segments.model import Codec, Positions, Segment, Snapshot, check_not_deleted, retry_on_conflict
+from lastword.segments.model import (
+    COMMITS,
+    Codec,
+    CompactedRange,
+    Positions,
+    Segment,
+    SegmentTotals,
+    Snapshot,
+    TopicInfo,
+    check_not_deleted,
+    retry_on_conflict,
+)
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal.files import WalFile
-from lastword.wal.reader import decode, read_file
+from lastword.wal.rolled import RolledFile
 
 if TYPE_CHECKING:
     from lastword.segments.table import SegmentTable
@@ -47,64 +61,69 @@ COMMIT_BYTES = 2 << 30
 COMMIT_S = 5.0
 """Commit after about this many WAL bytes or seconds, so that a long backlog is sealed in parts."""
 
+ROUND_BYTES = 4 << 30
+"""The most WAL bytes of a round, unless it is a single file."""
+
 THREADS = min(4, os.cpu_count() or 1)
 """The number of files written at a time. Each needs the memory of a row group or two."""
 
 OnBytes = Callable[[int, int], None]
 """Called with the WAL bytes done and the WAL bytes in total."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileToSeal:
-    """A rolled file, its offsets that are still to be sealed, and the log start."""
-
-    partition: int
-    folder: Path
-    file: WalFile
-    from_offset: int
-    end_offset: int
-    log_start: int
-
-    @property
-    def size_bytes(self) -> int:
-        return self.file.size_bytes or 0
+RunRounds = Callable[[Sequence[Round]], Sequence[object]]
+"""Carries out rounds. A result that is no `RoundDone` or `RoundDamaged` means that the files are sealed as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealReport:
+class SealReport(SegmentTotals):
     """The result of sealing a topic. `problems` are partitions that stopped, with the reason."""
 
     topic: str
     segments: tuple[Segment, ...] = ()
     files: int = 0
     wal_bytes: int = 0
+    beaten: int = 0
+    """The records that were left out, because another one of the same round beats them."""
     duration_s: float = 0.0
     snapshot_id: int | None = None
     problems: tuple[tuple[int, str], ...] = ()
 
-    @property
-    def records(self) -> int:
-        return sum(segment.records for segment in self.segments)
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self.segments)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSettings:
+    """How the rolled files of a compacted topic are put together to rounds, and how these are carried out."""
+
+    settings: TopicSettings
+    settings_of: Callable[[TopicInfo], TopicSettings]
+    """Returns the settings of the topic as a snapshot has it."""
+    run: RunRounds
+    memory_bytes: int
+    now_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sealed:
-    """A file that was written. It has no segment if none of its rows is wanted."""
+    """Files that were written. They have no segment if none of their rows is wanted."""
 
-    file: FileToSeal
-    segment: Segment | None
+    files: tuple[RolledFile, ...]
+    segments: tuple[Segment, ...]
+    round: RoundDone | None = None
+
+    @property
+    def partition(self) -> int:
+        return self.files[0].partition
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
 
 
-def propose(partition: int, folder: Path, files: Sequence[WalFile], positions: Positions) -> list[FileToSeal]:
+def propose(partition: int, folder: Path, files: Sequence[WalFile], positions: Positions) -> list[RolledFile]:
     """Return the rolled files of a partition that hold offsets at or above its sealed end.
 
     Raise CorruptError if the first of them begins above it, because the records in between would be skipped.
     """
-    todo: list[FileToSeal] = []
+    todo: list[RolledFile] = []
     sealed_end = positions.sealed_end
     for file, following in itertools.pairwise(files):
         if following.first_offset <= sealed_end:
@@ -117,7 +136,7 @@ def propose(partition: int, folder: Path, files: Sequence[WalFile], positions: P
                 offset=sealed_end,
             )
         todo.append(
-            FileToSeal(
+            RolledFile(
                 partition=partition,
                 folder=folder,
                 file=file,
@@ -130,93 +149,295 @@ def propose(partition: int, folder: Path, files: Sequence[WalFile], positions: P
     return todo
 
 
+def rounds_of(
+    files: Sequence[RolledFile], settings: TopicSettings, now_ms: int
+) -> tuple[list[tuple[RolledFile, ...]], list[RolledFile]]:
+    """Put the rolled files of a partition together to rounds. Also return the rest, which is sealed as it is."""
+    if not (settings.compacts and settings.compaction_at_seal):
+        return [], list(files)
+    rounds: list[tuple[RolledFile, ...]] = []
+    for index, file in enumerate(files):
+        if _is_held_back(file, settings, now_ms):
+            return rounds, list(files[index:])
+        if rounds and sum(each.size_bytes for each in rounds[-1]) + file.size_bytes <= ROUND_BYTES:
+            rounds[-1] += (file,)
+        else:
+            rounds.append((file,))
+    return rounds, []
+
+
+def _is_held_back(file: RolledFile, settings: TopicSettings, now_ms: int) -> bool:
+    if settings.min_compaction_lag_ms == 0:
+        return False
+    try:
+        return file.newest_ms() + settings.min_compaction_lag_ms > now_ms
+    except CorruptError:
+        # Sealing it says what is wrong.
+        return True
+
+
 def seal(
     table: SegmentTable,
     folders: Sequence[Path],
     *,
     leases: LeaseKeeper,
     codec: Codec = "zstd",
+    rounds: RoundSettings | None = None,
     progress: OnBytes | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> SealReport:
     """Seal every rolled WAL file of a topic. `folders` are its partitions' WAL folders, by partition.
 
-    `progress` is called before the first file, if there is one, and after each. `stop` is checked between files. The
-    files written by then are committed.
+    Without `rounds`, every file becomes a segment with all its records. `progress` is called before the first file, if
+    there is one, and after each. `stop` is checked between files and rounds. What is written by then is committed.
     """
     started_s = monotonic_s()
-    snapshot = table.snapshot()
-    todo: list[FileToSeal] = []
-    epochs: dict[int, tuple[tuple[int, int], ...]] = {}
-    problems: dict[int, str] = {}
-
-    def halt(partition: int, error: CorruptError) -> None:
-        logger.error("sealing of %s partition %d stopped: %s", snapshot.topic.name, partition, error)
-        metrics.SEAL_ERRORS.labels(snapshot.topic.name).inc()
-        problems[partition] = str(error)
-
-    for partition, folder in enumerate(folders):
-        saved = checkpoints.load_writer(folder)
-        if saved is not None:
-            epochs[partition] = saved.epochs
-            files = checkpoints.left_files(folder, saved)
-            try:
-                todo += propose(partition, folder, files, snapshot.positions[partition])
-            except CorruptError as error:
-                halt(partition, error)
-    report = SealReport(topic=snapshot.topic.name)
-    total_bytes = sum(each.size_bytes for each in todo)
-    pending: list[_Sealed] = []
-    if todo and progress is not None:
-        progress(0, total_bytes)
-    with leases.hold(topic_id=snapshot.topic.id.hex, job="seal") as lease:
-        # A deletion from here on is not finished until this job has ended. Check for a deletion that was before:
-        check_not_deleted(table.snapshot())
-        committed_s = monotonic_s()
-
-        def commit() -> None:
-            nonlocal report, committed_s
-            committed_s = monotonic_s()
-            lease.check()
-            report = _add(report, _commit(table, pending, epochs))
-            pending.clear()
-
-        for each, written in _in_order(todo, lambda file: _write_segment(table, file, lease.id, codec)):
-            try:
-                sealed = _Sealed(file=each, segment=written())
-            except CorruptError as error:
-                if each.partition not in problems:
-                    halt(each.partition, error)
-                continue
-            if each.partition in problems:
-                # It was written ahead of time and follows a damaged file.
-                if sealed.segment is not None:
-                    table.files.discard(sealed.segment)
-                continue
-            pending.append(sealed)
-            if progress is not None:
-                progress(report.wal_bytes + sum(done.file.size_bytes for done in pending), total_bytes)
-            is_much = sum(done.file.size_bytes for done in pending) >= COMMIT_BYTES
-            if is_much or monotonic_s() - committed_s >= COMMIT_S:
-                commit()
-            if stop():
-                break
-        if pending:
-            commit()
+    report = SealReport(topic=table.snapshot().topic.name)
+    for _ in range(COMMITS):
+        sealer = _Sealer(table, folders, leases, codec, rounds, progress, stop, report)
+        report = sealer.run()
+        if not sealer.is_overtaken:
+            break
     metrics.SEGMENTS_SEALED.labels(report.topic).inc(len(report.segments))
     metrics.BYTES_SEALED.labels(report.topic).inc(report.size_bytes)
-    return replace(report, duration_s=monotonic_s() - started_s, problems=tuple(sorted(problems.items())))
+    return replace(report, duration_s=monotonic_s() - started_s)
+
+
+class _Sealer:
+    """Seals the rolled files that a topic has now."""
+
+    def __init__(
+        self,
+        table: SegmentTable,
+        folders: Sequence[Path],
+        leases: LeaseKeeper,
+        codec: Codec,
+        rounds: RoundSettings | None,
+        progress: OnBytes | None,
+        stop: Callable[[], bool],
+        report: SealReport,
+    ) -> None:
+        self._table = table
+        self._leases = leases
+        self._codec = codec
+        self._rounds = rounds
+        self._progress = progress
+        self._stop = stop
+        self._report = replace(report, problems=())
+        self._topic = report.topic
+        self._snapshot = table.snapshot()
+        self._epochs: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._problems: dict[int, str] = {}
+        self._damaged: dict[int, int] = {}
+        """The first damaged file of each partition that has one."""
+        self._pending: list[_Sealed] = []
+        self._committed_s = 0.0
+        self._todo = self._propose(folders)
+        self._total_bytes = report.wal_bytes + sum(file.size_bytes for own in self._todo for file in own)
+        self.is_overtaken = False
+        """Whether something was not committed, because the log start or the rules had changed since it was planned."""
+
+    def run(self) -> SealReport:
+        if not any(self._todo):
+            return replace(self._report, problems=tuple(sorted(self._problems.items())))
+        if self._progress is not None:
+            self._progress(self._report.wal_bytes, self._total_bytes)
+        with self._leases.hold(topic_id=self._snapshot.topic.id.hex, job="seal") as lease:
+            # A deletion from here on is not finished until this job has ended. Check for a deletion that was before:
+            check_not_deleted(self._table.snapshot())
+            self._committed_s = monotonic_s()
+            plain = self._seal_rounds(lease) if self._rounds is not None else self._todo
+            self._seal_files([file for own in plain for file in own], lease)
+            if self._pending:
+                self._commit(lease)
+        return replace(self._report, problems=tuple(sorted(self._problems.items())))
+
+    def _propose(self, folders: Sequence[Path]) -> list[list[RolledFile]]:
+        todo: list[list[RolledFile]] = []
+        for partition, folder in enumerate(folders[: len(self._snapshot.positions)]):
+            todo.append([])
+            saved = checkpoints.load_writer(folder)
+            if saved is not None:
+                self._epochs[partition] = saved.epochs
+                files = checkpoints.left_files(folder, saved)
+                try:
+                    todo[-1] = propose(partition, folder, files, self._snapshot.positions[partition])
+                except CorruptError as error:
+                    self._halt(partition, str(error))
+        return todo
+
+    def _halt(self, partition: int, why: str) -> None:
+        logger.error("sealing of %s partition %d stopped: %s", self._topic, partition, why)
+        metrics.SEAL_ERRORS.labels(self._topic).inc()
+        self._problems[partition] = why
+
+    # -------------------------------------------------------------------------------------------- rounds
+
+    def _seal_rounds(self, lease: HeldLease) -> list[list[RolledFile]]:
+        """Seal in rounds what can be. Return the files of each partition that are left to be sealed as they are."""
+        assert self._rounds is not None
+        waiting: list[deque[tuple[RolledFile, ...]]] = []
+        plain: list[list[RolledFile]] = []
+        for own in self._todo:
+            rounds, rest = rounds_of(own, self._rounds.settings, self._rounds.now_ms)
+            waiting.append(deque(rounds))
+            plain.append(rest)
+        while any(waiting) and not self._stop():
+            wave = [own.popleft() for own in waiting if own]
+            results = self._rounds.run([self._unit(files, lease.id) for files in wave])
+            for files, result in zip(wave, results, strict=True):
+                partition = files[0].partition
+                if isinstance(result, RoundDone):
+                    self._add(_Sealed(files=files, segments=result.segments, round=result), lease)
+                elif isinstance(result, RoundDamaged):
+                    whole = tuple(file for file in files if file.file.seq < result.seq)
+                    waiting[partition].clear()
+                    plain[partition] = []
+                    if whole:
+                        waiting[partition].append(whole)
+                    self._damaged[partition] = result.seq
+                    self._halt(partition, result.message)
+                else:
+                    # All that follows is committed after it.
+                    plain[partition] = [*files, *itertools.chain(*waiting[partition]), *plain[partition]]
+                    waiting[partition].clear()
+        return [] if any(waiting) else plain
+
+    def _unit(self, files: tuple[RolledFile, ...], job_id: str) -> Round:
+        assert self._rounds is not None
+        settings = self._rounds.settings
+        return Round(
+            topic=self._topic,
+            partition=files[0].partition,
+            files=files,
+            target=self._table.files,
+            strategy=strategy_of(settings),
+            merge_bytes=settings.segment_bytes,
+            merge_span_ms=settings.segment_ms if settings.deletes else None,
+            codec=self._codec,
+            job_id=job_id,
+            seed=new_uuid().int & (2**64 - 1),
+            memory_bytes=self._rounds.memory_bytes,
+        )
+
+    # --------------------------------------------------------------------------------------- single files
+
+    def _seal_files(self, todo: Sequence[RolledFile], lease: HeldLease) -> None:
+        """Seal files as they are."""
+        for each, written in _in_order(
+            todo, lambda file: _write_segment(self._table, file, lease.id, self._codec)
+        ):
+            try:
+                segment = written()
+            except CorruptError as error:
+                if each.partition not in self._damaged:
+                    self._damaged[each.partition] = each.file.seq
+                    self._halt(each.partition, str(error))
+                continue
+            if each.file.seq > self._damaged.get(each.partition, each.file.seq):
+                # It was written ahead of time and follows a damaged file.
+                if segment is not None:
+                    self._table.files.discard(segment)
+                continue
+            segments = () if segment is None else (segment,)
+            self._add(_Sealed(files=(each,), segments=segments), lease)
+            if self._stop():
+                break
+
+    # ------------------------------------------------------------------------------------------- commits
+
+    def _add(self, sealed: _Sealed, lease: HeldLease) -> None:
+        self._pending.append(sealed)
+        pending_bytes = sum(each.size_bytes for each in self._pending)
+        if self._progress is not None:
+            self._progress(self._report.wal_bytes + pending_bytes, self._total_bytes)
+        if pending_bytes >= COMMIT_BYTES or monotonic_s() - self._committed_s >= COMMIT_S:
+            self._commit(lease)
+
+    def _commit(self, lease: HeldLease) -> None:
+        self._committed_s = monotonic_s()
+        lease.check()
+        snapshot, done = self._committed()
+        self._report = replace(
+            self._report,
+            segments=(*self._report.segments, *(segment for each in done for segment in each.segments)),
+            files=self._report.files + sum(len(each.files) for each in done),
+            wal_bytes=self._report.wal_bytes + sum(each.size_bytes for each in done),
+            beaten=self._report.beaten + sum(each.round.beaten for each in done if each.round is not None),
+            snapshot_id=snapshot.id,
+        )
+        self._pending.clear()
+
+    def _committed(self) -> tuple[Snapshot, list[_Sealed]]:
+        def attempt() -> tuple[Snapshot, list[_Sealed]]:
+            base = self._table.snapshot()
+            check_not_deleted(base)
+            positions: dict[int, Positions] = {}
+            fitting: list[_Sealed] = []
+            for each in self._pending:
+                now = positions.get(each.partition, base.positions[each.partition])
+                if each.files[0].from_offset == now.sealed_end and not self._fits(each, base):
+                    self.is_overtaken = True
+                elif each.files[0].from_offset == now.sealed_end:
+                    positions[each.partition] = self._moved(now, each)
+                    fitting.append(each)
+                # Else another job has sealed these offsets meanwhile: its segment stays, the collector removes ours.
+            if not fitting:
+                return base, []
+            segments = [segment for each in fitting for segment in each.segments]
+            details = {
+                "segments": str(len(segments)),
+                "records": str(sum(segment.records for segment in segments)),
+            }
+            if rounds := _rounds_detail(fitting):
+                details["rounds"] = rounds
+            return self._table.append(base, segments, positions, operation="seal", details=details), fitting
+
+        result = retry_on_conflict(attempt)
+        reached("seal.committed")
+        return result
+
+    def _fits(self, sealed: _Sealed, base: Snapshot) -> bool:
+        """Return whether the records of a round still compete as they did when it was planned."""
+        if sealed.round is None or self._rounds is None:
+            return True
+        return base.positions[sealed.partition].log_start == sealed.files[0].log_start and has_same_rules(
+            self._rounds.settings, self._rounds.settings_of(base.topic)
+        )
+
+    def _moved(self, now: Positions, sealed: _Sealed) -> Positions:
+        first, last, done = sealed.files[0], sealed.files[-1], sealed.round
+        moved = replace(now, sealed_end=last.end_offset, epochs=self._epochs[sealed.partition])
+        if done is None or not done.beaten:
+            return moved
+        times_ms = (done.min_timestamp_ms, done.max_timestamp_ms)
+        return moved.with_round(CompactedRange(first.from_offset, last.end_offset, *times_ms))
+
+
+def _rounds_detail(sealed: Sequence[_Sealed]) -> str:
+    """Return for each partition, as JSON, how many records the WAL had and how many were left out by which rule."""
+    found: dict[int, dict[str, int]] = {}
+    for each in sealed:
+        if each.round is not None:
+            own = found.setdefault(each.partition, {"wal": 0, "below the log start": 0, "beaten": 0})
+            below = sum(
+                max(0, min(file.log_start, file.end_offset) - file.from_offset) for file in each.files
+            )
+            own["wal"] += each.round.records + below
+            own["below the log start"] += below
+            own["beaten"] += each.round.beaten
+    return json.dumps(found, separators=(",", ":")) if found else ""
 
 
 def _in_order(
-    todo: Sequence[FileToSeal], write: Callable[[FileToSeal], Segment | None]
-) -> Iterator[tuple[FileToSeal, Callable[[], Segment | None]]]:
+    todo: Sequence[RolledFile], write: Callable[[RolledFile], Segment | None]
+) -> Iterator[tuple[RolledFile, Callable[[], Segment | None]]]:
     """Yield each file with a function that waits for its segment. Other threads write the next files, if any."""
     if min(THREADS, len(todo)) < 2:
         yield from ((each, partial(write, each)) for each in todo)
         return
     with ThreadPoolExecutor(THREADS, "lastword-seal") as pool:
-        ahead: deque[tuple[FileToSeal, Future[Segment | None]]] = deque()
+        ahead: deque[tuple[RolledFile, Future[Segment | None]]] = deque()
         try:
             for each in todo:
                 ahead.append((each, pool.submit(write, each)))
@@ -229,72 +450,13 @@ def _in_order(
             pool.shutdown(cancel_futures=True)
 
 
-def _write_segment(table: SegmentTable, file: FileToSeal, job_id: str, codec: Codec) -> Segment | None:
-    first_wanted = max(file.from_offset, file.log_start)
-    with table.writer(file.partition, first_wanted, job_id, codec) as writer:
-        for records in records_to_seal(file):
+def _write_segment(table: SegmentTable, file: RolledFile, job_id: str, codec: Codec) -> Segment | None:
+    with table.writer(file.partition, file.first_wanted, job_id, codec) as writer:
+        for records in file.records():
             writer.write(records)
         segment = writer.close()
     reached("seal.written")
     return segment
-
-
-def records_to_seal(file: FileToSeal) -> Iterable[pa.RecordBatch]:
-    """Yield the rows of a rolled file as its segment has them: none below the log start, no timestamp missing."""
-    first_wanted = max(file.from_offset, file.log_start)
-    # A record without a timestamp ages from its append. The roll is the latest possible time of that.
-    append_time = pa.scalar((file.file.rolled_ms or 0) * 1000, pa.timestamp("us", tz="UTC"))
-    batches = read_file(file.folder, file.file, from_offset=first_wanted, end_offset=file.end_offset)
-    for records in decode(batches, from_offset=first_wanted):
-        timestamps = records.column("timestamp")
-        if timestamps.null_count:
-            records = records.set_column(
-                records.schema.get_field_index("timestamp"),
-                records.schema.field("timestamp"),
-                pc.fill_null(timestamps, append_time),
-            )
-        yield records
-
-
-def _commit(
-    table: SegmentTable, sealed: Sequence[_Sealed], epochs: dict[int, tuple[tuple[int, int], ...]]
-) -> tuple[Snapshot, list[_Sealed]]:
-    def attempt() -> tuple[Snapshot, list[_Sealed]]:
-        base = table.snapshot()
-        check_not_deleted(base)
-        positions: dict[int, Positions] = {}
-        fitting: list[_Sealed] = []
-        for each in sealed:
-            now = positions.get(each.file.partition, base.positions[each.file.partition])
-            # If another job has sealed these offsets meanwhile, its segment stays and the collector removes ours.
-            if now.sealed_end == each.file.from_offset:
-                positions[each.file.partition] = replace(
-                    now, sealed_end=each.file.end_offset, epochs=epochs[each.file.partition]
-                )
-                fitting.append(each)
-        if not fitting:
-            return base, []
-        segments = [each.segment for each in fitting if each.segment is not None]
-        details = {
-            "segments": str(len(segments)),
-            "records": str(sum(segment.records for segment in segments)),
-        }
-        return table.append(base, segments, positions, operation="seal", details=details), fitting
-
-    result = retry_on_conflict(attempt)
-    reached("seal.committed")
-    return result
-
-
-def _add(report: SealReport, committed: tuple[Snapshot, list[_Sealed]]) -> SealReport:
-    snapshot, sealed = committed
-    return replace(
-        report,
-        segments=(*report.segments, *(each.segment for each in sealed if each.segment is not None)),
-        files=report.files + len(sealed),
-        wal_bytes=report.wal_bytes + sum(each.file.size_bytes for each in sealed),
-        snapshot_id=snapshot.id,
-    )
 
 
 def with_problems(report: SealReport, problems: Sequence[tuple[int, str]]) -> SealReport:

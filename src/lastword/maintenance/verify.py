@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lastword.clock import new_uuid
-from lastword.compaction.job import JOB_DETAIL
+from lastword.compaction.committing import JOB_DETAIL
 from lastword.compaction.keyset import hash_rows
 from lastword.compaction.rules import on_clock
 from lastword.compaction.spark import SparkEngine

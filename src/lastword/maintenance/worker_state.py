@@ -7,7 +7,6 @@ compaction that was killed is tried after all others. It is not synced: after a 
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Iterable, Sequence
@@ -114,10 +113,8 @@ class StatusKeeper:
 
     def save(self) -> None:
         with self.lock:
-            temporary = self._path.with_suffix(".tmp")
             try:
-                temporary.write_text(json.dumps(_content(self.status)))
-                temporary.replace(self._path)
+                state_file.save(self._path, _content(self.status), synced=False)
             except OSError as error:
                 logger.warning("could not write %s: %s", self._path, error)
 

@@ -3,7 +3,11 @@
 table.py        the table of all operations: names, roles, processes, paths
 topics.py       list, create, change, delete, seal, history, settings
 describing.py   description of a topic: positions, settings, problems
-records.py      append and read records
+appending.py    append records
+records.py      read records
+options.py      options that several channels take: keys in base64, options that exclude each other
+groups.py       consumer groups, as stored in the log
+connectors.py   the sources of a data folder
 picking.py      shared parts of pages: views of a topic, picking records by offset
 record_page.py  pages of records, newest first
 state_page.py   pages of the state, by key

@@ -7,13 +7,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import UnknownPartitionError
-from lastword.operations.describing import unsealed_records
-from lastword.operations.text import age
 from lastword.operations.topics import OnProgress, no_progress
 from lastword.record_json import Json, json_bytes, snapshot_id_text
 
 if TYPE_CHECKING:
-    from lastword.compaction.plan import PartitionPlan
+    from lastword.compaction.plan import Assessment, PartitionPlan
     from lastword.compaction.reports import CompactionReport, PartitionReport
     from lastword.log import Log
     from lastword.log.topic import Topic
@@ -42,12 +40,12 @@ def never() -> bool:
 
 
 def _plan_topic(topic: Topic, log: Log, partitions: Sequence[int] | None, *, force: bool, seal: bool) -> Json:
-    name = topic.name
-    plans = log.plan_compaction([name], partitions=partitions, asked_for=True, force=force)
+    plans = log.plan_compaction([topic.name], partitions=partitions, asked_for=True, force=force)
+    assessed = _assess(topic, partitions)
     return {
-        "topic": name,
-        "nothing_to_compact": None if plans else _nothing_to_compact(topic, partitions),
-        "unsealed_records": _unsealed(topic, partitions) if seal else 0,
+        "topic": topic.name,
+        "nothing_to_compact": None if plans else _nothing_to_compact(topic, assessed),
+        "unsealed_records": sum(each.view.unsealed_records for each in assessed) if seal else 0,
         "dry_run": True,
         "partitions": [_plan_data(plan) for plan in plans],
     }
@@ -66,6 +64,8 @@ def compact_topic(
 ) -> Json:
     """Compact a topic regardless of its dirty ratio, or show what that would do."""
     topic = log.topic(name)
+    # No partition at all means all of them.
+    partitions = partitions or None
     _check_partitions(topic, partitions)
     if dry_run:
         return _plan_topic(topic, log, partitions, force=force, seal=seal)
@@ -73,7 +73,7 @@ def compact_topic(
         sealed = topic.seal(progress=lambda done, total: progress("seal", done, total)) if seal else None
         report = log.compact(
             [name],
-            partitions=partitions or None,
+            partitions=partitions,
             asked_for=True,
             force=force,
             progress=lambda *numbers: progress("compact", *numbers),
@@ -86,7 +86,7 @@ def compact_topic(
         "not_sealed": [{"partition": each, "problem": why} for each, why in problems],
         "nothing_to_compact": None
         if report.partitions or report.failures
-        else _nothing_to_compact(topic, partitions),
+        else _nothing_to_compact(topic, _assess(topic, partitions)),
         **_report_data(report),
     }
 
@@ -145,33 +145,22 @@ def _check_partitions(topic: Topic, partitions: Sequence[int] | None) -> None:
             )
 
 
-def _unsealed(topic: Topic, partitions: Sequence[int] | None) -> int:
-    return sum(
-        unsealed_records(each)
-        for each in topic.describe().partitions
-        if partitions is None or each.partition in partitions
-    )
+def _assess(topic: Topic, partitions: Sequence[int] | None) -> list[Assessment]:
+    from lastword.segments.model import retry_if_moved
+
+    return [
+        each
+        for each in retry_if_moved(topic.assess, f"Topic {topic.name!r}")
+        if partitions is None or each.view.partition in partitions
+    ]
 
 
-def _nothing_to_compact(topic: Topic, partitions: Sequence[int] | None) -> str:
-    """Explain why a requested compaction has nothing to do."""
-    settings = topic.settings
-    found = topic.describe()
-    if not settings.compacts:
-        return (
-            f"{topic.name} has cleanup.policy={found.cleanup_policy}, so its records don't replace each other, "
-            f"and it has too few small segments to join."
-        )
-    chosen = [each for each in found.partitions if partitions is None or each.partition in partitions]
-    held_back = [each for each in chosen if max(each.first_dirty, each.log_start) < each.sealed_end]
-    if held_back and settings.min_compaction_lag_ms:
-        return (
-            f"the dirty part of {topic.name} is held back: it has records younger than "
-            f"min.compaction.lag.ms={settings.min_compaction_lag_ms} ({age(settings.min_compaction_lag_ms)})."
-        )
-    if not any(each.segments for each in chosen):
-        return f"{topic.name} has no sealed segments."
-    return f"nothing in {topic.name} is dirty: everything that is sealed has been compacted."
+def _nothing_to_compact(topic: Topic, assessed: Sequence[Assessment]) -> str:
+    """Return why a requested compaction has nothing to do."""
+    from lastword.compaction.plan import why_not
+    from lastword.compaction.request import Scope
+
+    return f"{why_not(assessed, topic.settings, Scope(asked_for=True))}."
 
 
 def _plan_data(plan: PartitionPlan) -> Json:

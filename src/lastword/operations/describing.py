@@ -12,7 +12,7 @@ from lastword.maintenance.worker_state import load_status
 
 if TYPE_CHECKING:
     from lastword.log import Log
-    from lastword.log.describing import PartitionDescription, TopicDescription
+    from lastword.log.describing import TopicDescription
     from lastword.log.topic import Topic
 
 MOST_FOOTERS = 256
@@ -21,11 +21,11 @@ MOST_FOOTERS = 256
 
 def describe_topic(log: Log, name: str) -> dict[str, Any]:
     """Describe a topic: its partitions, settings and readers, the work left for compaction, and any problems."""
-    from lastword.reading.readers import CommittedPositions
+    from lastword.reading.topic_reader import CommittedPositions
 
     try:
         topic = log.topic(name)
-        found, problem = _look(topic)
+        found, problem = _described(topic)
     except CorruptError as error:
         return _unreadable(log, name, error)
     readers = {each: CommittedPositions(log.path, found.id.hex, each).load() for each in found.readers}
@@ -43,7 +43,6 @@ def describe_topic(log: Log, name: str) -> dict[str, Any]:
         "partitions": [
             {
                 **asdict(each),
-                "unsealed_records": unsealed_records(each),
                 "last_run": None if each.last_run is None else each.last_run._asdict(),
             }
             for each in found.partitions
@@ -82,11 +81,7 @@ def _unreadable(log: Log, name: str, error: CorruptError) -> dict[str, Any]:
     }
 
 
-def unsealed_records(partition: PartitionDescription) -> int:
-    return max(0, partition.log_end - max(partition.sealed_end, partition.log_start))
-
-
-def _look(topic: Topic) -> tuple[TopicDescription, str | None]:
+def _described(topic: Topic) -> tuple[TopicDescription, str | None]:
     found = topic.describe()
     if topic.settings.compacts and 0 < sum(each.segments for each in found.partitions) <= MOST_FOOTERS:
         try:

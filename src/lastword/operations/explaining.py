@@ -22,7 +22,7 @@ def explain(
     run: Run = "asked for",
     seal: bool = True,
 ) -> Json:
-    """Explain where records are, whether they would stay or go in a compaction now, why, and until when."""
+    """Explain where records are, and whether, why and until when they stay or go in a compaction that starts now."""
     from lastword.explain.data import explanation_data
 
     return explanation_data(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from lastword.clock import SystemClock
-from lastword.errors import LockedError
+from lastword.folder.locks import acquired_within
 
 if TYPE_CHECKING:
     from lastword.log import Log
@@ -17,15 +16,6 @@ MAINTENANCE_WAIT_MS = 10_000
 
 def wait_for_maintenance(log: Log) -> ExitStack:
     """Take the maintenance role, and wait if another process has it for a moment."""
-    clock = SystemClock()
-    waited_ms = 0
     held = ExitStack()
-    while True:
-        try:
-            held.enter_context(log.maintenance())
-            return held
-        except LockedError:
-            if waited_ms >= MAINTENANCE_WAIT_MS:
-                raise
-            clock.sleep_ms(100)
-            waited_ms += 100
+    acquired_within(MAINTENANCE_WAIT_MS, lambda: held.enter_context(log.maintenance()))
+    return held

@@ -19,7 +19,7 @@ from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import AsOf, View
 from lastword.record import Record
-from lastword.segments.model import look_again
+from lastword.segments.model import retry_if_moved
 from lastword.segments.rows import at_offsets, with_partition
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ FAR = 10_000
 """If the next wanted record of the WAL is further away than this, the batches in between are not decoded."""
 
 
-def look(
+def with_views(
     topic: Topic, as_of: AsOf | None, act: Callable[[Sequence[Source]], T], partition: int | None = None
 ) -> T:
     """Call `act` with the views of a topic or of one partition, now or in the past. Retry if they change meanwhile."""
@@ -45,11 +45,11 @@ def look(
             with ExitStack() as pinned:
                 return act([_source(reader, as_of, pinned) for reader in readers])
 
-        return look_again(attempt, f"Topic {topic.name!r}")
+        return retry_if_moved(attempt, f"Topic {topic.name!r}")
 
 
 def _source(reader: PartitionReader, as_of: AsOf | None, pinned: ExitStack) -> Source:
-    view = timetravel.view_now(reader) if as_of is None else timetravel.view_as_of(reader, as_of)
+    view = timetravel.view(reader, as_of)
     pinned.enter_context(reader.pin(view.snapshot))
     return reader, view
 

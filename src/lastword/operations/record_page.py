@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from lastword.errors import CorruptError
 from lastword.log.topic import Topic
-from lastword.operations.picking import Source, Taken, look, pick
+from lastword.operations.picking import Source, Taken, pick, with_views
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import AsOf, View
@@ -72,7 +72,7 @@ def record_page(
     is newer than the place.
     """
     question = _Question(key=key, before=before, since=since, limit=limit, max_bytes=max_bytes)
-    return look(topic, as_of, question.answer, partition)
+    return with_views(topic, as_of, question.answer, partition)
 
 
 def place_of_offset(topic: Topic, offset: int) -> dict[int, int]:

@@ -1,16 +1,16 @@
-"""Appending and reading records. The caller bounds the size of both."""
+"""Reading records. The caller bounds their number and size."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from lastword.batch import Compression
 from lastword.errors import InvalidError
+from lastword.operations.options import Spelled, check_together
 from lastword.operations.state_page import state_page
-from lastword.reading.timetravel import AsOf
-from lastword.record_json import Parsed, parse_time, record_data
+from lastword.reading.timetravel import AsOf, parse_as_of
+from lastword.record_json import parse_time, record_data
 from lastword.segments.rows import to_records
 
 if TYPE_CHECKING:
@@ -19,38 +19,6 @@ if TYPE_CHECKING:
     from lastword.log import Log
     from lastword.log.topic import Topic
     from lastword.reading.streaming import Start
-
-COMPRESSIONS = tuple(each.name.lower() for each in Compression)
-
-
-def append_records(
-    log: Log,
-    name: str,
-    records: Sequence[Parsed],
-    *,
-    partition: int | None = None,
-    compression: str = "none",
-    check_only: bool = False,
-) -> dict[str, Any]:
-    """Append records in order, each to the given partition, to the one that it names, or to the one of its key.
-
-    All are checked before any is appended. With `check_only` none is appended. If a disk fails in between,
-    PartlyAppendedError says which partitions have their records. Needs the writer.
-    """
-    topic = log.topic(name)
-    if compression not in COMPRESSIONS:
-        raise InvalidError(f"compression is {compression!r}; allowed: {', '.join(COMPRESSIONS)}")
-    way = Compression[compression.upper()]
-    given = [each.record for each in records]
-    targets = [each.partition if partition is None else partition for each in records]
-    if check_only:
-        topic.check_many(given, partition=targets)
-        return {"topic": name, "positions": []}
-    positions = topic.append_many(given, partition=targets, compression=way)
-    return {
-        "topic": name,
-        "positions": [{"partition": each.partition, "offset": each.offset} for each in positions],
-    }
 
 
 def read_records(
@@ -72,22 +40,26 @@ def read_records(
     of each key, by key, and the key to continue after. With `as_of` alone, there is nothing to continue from.
     """
     topic = log.topic(name)
+    check_together(
+        {
+            "from": start,
+            "from_time": from_time,
+            "state": state,
+            "after_key_base64": after_key,
+            "partition": partition,
+            "max": max_records,
+            "max_bytes": max_bytes,
+            "as_of": as_of,
+        }
+    )
     point = None if as_of is None else point_of(topic, as_of, partition)
     if state:
-        if start or from_time or partition is not None:
-            raise InvalidError(
-                "state covers the whole topic. Only after_key_base64, max, max_bytes and as_of can be used with it."
-            )
         page = state_page(topic, as_of=point, after=after_key, limit=max_records, max_bytes=max_bytes)
         following = None if page.next is None else {"after_key_base64": base64.b64encode(page.next).decode()}
         return {"topic": name, "records": [record_data(each) for each in page.records], "next": following}
     if after_key is not None:
         raise InvalidError("after_key_base64 continues a read of the state. It needs state=true.")
     if point is not None:
-        if start or from_time:
-            raise InvalidError(
-                "as_of shows the past from the log start on. It can't be used with from or from_time."
-            )
         batches = topic.read_as_of(point, partition=partition)
         return {"topic": name, "records": _take(batches, max_records, max_bytes), "next": None}
     begin = start_of(topic, start, from_time, partition)
@@ -129,38 +101,21 @@ def _take(batches: Iterator[pa.RecordBatch], max_records: int, max_bytes: int) -
     return taken
 
 
-def point_of(topic: Topic, as_of: str, partition: int | None) -> AsOf:
+def point_of(topic: Topic, as_of: str, partition: int | None, spelled: Spelled = str) -> AsOf:
     """Parse a point in the past: an offset, a time, or snapshot:ID."""
-    kind, colon, rest = as_of.partition(":")
-    if colon and kind == "snapshot":
-        if not rest.isascii() or not rest.isdigit():
-            raise InvalidError(
-                f"--as-of is {as_of!r}; a snapshot is a number, and `lastword topic history` lists them"
-            )
-        return AsOf(snapshot_id=int(rest))
-    if not as_of.isascii() or not as_of.isdigit():
-        try:
-            # A number means an offset here, even a negative one, which is invalid.
-            return AsOf(time_ms=parse_time(as_of if not as_of.startswith("-") else ""))
-        except InvalidError:
-            raise InvalidError(
-                f"--as-of is {as_of!r}; allowed: an offset such as 1000, a time such as 2026-01-31T12:00:00Z, "
-                f"or snapshot:ID"
-            ) from None
-    if partition is None and topic.partitions > 1:
+    point = parse_as_of(as_of, spelled("as_of"))
+    if point.offset is not None and partition is None and topic.partitions > 1:
         raise InvalidError(
-            f"--as-of {as_of}: {topic.name} has {topic.partitions} partitions, and an offset refers to one of them; "
-            f"say which with --partition, or give a time or a snapshot"
+            f"{spelled('as_of')} {as_of}: {topic.name} has {topic.partitions} partitions, and an offset refers to one of "
+            f"them; say which with {spelled('partition')}, or give a time or a snapshot"
         )
-    return AsOf(offset=int(as_of))
+    return point
 
 
 def start_of(
-    topic: Topic, start: str | None, from_time: str | None, partition: int | None
+    topic: Topic, start: str | None, from_time: str | None, partition: int | None, spelled: Spelled = str
 ) -> Start | dict[int, Start]:
     """Parse the start of a read: earliest, latest, an offset, or a time."""
-    if start is not None and from_time is not None:
-        raise InvalidError("--from and --from-time both set the start; give one of them.")
     if from_time is not None:
         return topic.offsets_for_time(parse_time(from_time))
     if start is None or start == "earliest":
@@ -168,10 +123,12 @@ def start_of(
     if start == "latest":
         return "latest"
     if not start.isascii() or not start.isdigit():
-        raise InvalidError(f"--from is {start!r}; allowed: earliest, latest, or an offset such as 1000")
+        raise InvalidError(
+            f"{spelled('from')} is {start!r}; allowed: earliest, latest, or an offset such as 1000"
+        )
     if partition is None and topic.partitions > 1:
         raise InvalidError(
-            f"--from {start}: {topic.name} has {topic.partitions} partitions, and an offset refers to one of them; "
-            f"say which with --partition"
+            f"{spelled('from')} {start}: {topic.name} has {topic.partitions} partitions, and an offset refers to one of "
+            f"them; say which with {spelled('partition')}"
         )
     return int(start)

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from lastword.compaction.strategy import Strategy, best_of_each_key, strategy_of
 from lastword.log.topic import Topic
-from lastword.operations.picking import Source, Taken, look, pick
+from lastword.operations.picking import Source, Taken, pick, with_views
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import AsOf, View
@@ -63,7 +63,9 @@ def state_page(
 
     The page ends with the record that passes `max_bytes` of keys and values.
     """
-    return look(topic, as_of, _Question(strategy_of(topic.settings), search, after, limit, max_bytes).answer)
+    return with_views(
+        topic, as_of, _Question(strategy_of(topic.settings), search, after, limit, max_bytes).answer
+    )
 
 
 @dataclass(frozen=True, slots=True)

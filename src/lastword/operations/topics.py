@@ -11,7 +11,7 @@ from lastword.operations.maintaining import wait_for_maintenance
 from lastword.record_json import Json, snapshot_id_text
 
 if TYPE_CHECKING:
-    from lastword.config import EffectiveSetting
+    from lastword.config import BrokerConfig, EffectiveSetting
     from lastword.log import Log
     from lastword.maintenance.repairing import RepairPlan
     from lastword.segments.model import Snapshot
@@ -158,9 +158,9 @@ def topic_settings(log: Log, name: str) -> list[Json]:
     return [asdict(each) for each in log.explain_config(name)]
 
 
-def broker_settings(log: Log) -> list[Json]:
-    """List the broker's settings and those that topics inherit, each with its source. Secrets are masked."""
-    return [asdict(each) for each in log.explain_config()]
+def broker_settings(config: BrokerConfig) -> list[Json]:
+    """List the settings that topics inherit and the broker's own, each with its source. Secrets are masked."""
+    return [asdict(each) for each in config.explain()]
 
 
 def _repair_data(plan: RepairPlan, *, repaired: bool) -> Json:

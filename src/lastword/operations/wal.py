@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def show_wal(log: Log, name: str | None = None) -> list[dict[str, Any]]:
-    """List the WAL files of each partition, the files that recovery set aside, and known damage."""
+    """Show the WAL files of each partition, the files kept aside, and known damage."""
     now_ms = SystemClock().now_ms()
     if name is not None:
         return [_topic_data(log.topic(name), now_ms)]
@@ -36,11 +36,17 @@ def wal_damage(log: Log, name: str) -> dict[str, Any]:
     return _damage_data(name, found, skipped=False)
 
 
-def skip_wal_damage(log: Log, name: str) -> dict[str, Any]:
-    """Skip the damaged ranges, and return them. Needs the writer.
+def skip_damage(log: Log, name: str) -> dict[str, Any]:
+    """Permanently skip the damaged ranges. The damaged files are kept aside."""
+    from lastword.broker.groups.replay import GROUPS_TOPIC, write_again
 
-    For an internal topic, everything that is known must have been appended again before: see broker/groups/replay.py.
-    """
+    if name == GROUPS_TOPIC:
+        write_again(log)
+    return skip_lost_ranges(log, name)
+
+
+def skip_lost_ranges(log: Log, name: str) -> dict[str, Any]:
+    """Skip the damaged ranges. Of an internal topic, everything that is known must have been appended again before."""
     topic = log.topic(name)
     with wait_for_maintenance(log):
         found = topic.leave_segments_behind() if is_internal(name) else []

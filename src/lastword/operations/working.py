@@ -24,8 +24,8 @@ def worker_status(data_folder: Path) -> dict[str, Any]:
     }
 
 
-def run_worker_once(worker: Worker) -> dict[str, Any]:
-    """Run every job once. Needs the maintenance role."""
+def run_worker(worker: Worker) -> dict[str, Any]:
+    """Run every job of the worker once, now."""
     worker.run_all()
     return status_data(worker.status)
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 from lastword.errors import CorruptError, OffsetOutOfRangeError, StorageError
 from lastword.folder.leases import LeaseKeeper
 from lastword.record import NO_TIMESTAMP_MS
-from lastword.segments.model import SegmentGoneError, Snapshot, look_again
+from lastword.segments.model import Snapshot, resume_if_moved, retry_if_moved
 from lastword.segments.rows import (
     clip,
     first_not_older,
@@ -34,6 +34,7 @@ from lastword.segments.rows import (
     latest_timestamp_ms,
     with_partition,
 )
+from lastword.wal.files import PlacedBatch
 from lastword.wal.reader import OffsetGoneError, WalReader, decode
 from lastword.wal.repair import DamagedRange
 
@@ -88,45 +89,30 @@ class PartitionReader:
     def replay(self, offset: int, end_offset: int) -> Generator[pa.RecordBatch, None, int]:
         """Read records from `offset` up to but excluding `end_offset`, in record.RECORD_SCHEMA.
 
-        If compaction has overtaken the end, continue to the first dirty offset: the record that superseded one
-        before the end may come after it. Return the offset up to which records were read.
+        If compaction or sealing has removed records before the end, continue to the end of what it has compacted:
+        the record that superseded one before the end may come after it. Return the offset up to which records were read.
         """
-        gone_in: int | None = None
-        while offset < end_offset:
+
+        def rest() -> Generator[pa.RecordBatch, None, None]:
+            nonlocal offset, end_offset
+            if offset >= end_offset:
+                return
             snapshot = self.table.snapshot()
             at = snapshot.positions[self.partition]
-            end_offset = max(end_offset, at.first_dirty)
+            end_offset = at.next_exact(end_offset)
             if offset < at.log_start:
                 logger.info("partition %d: continuing at the log start %d", self.partition, at.log_start)
                 offset = at.log_start
             with self.pin(snapshot):
-                try:
-                    for records in self._sealed(snapshot, offset, end_offset):
-                        yield records
-                        offset = last_offset(records) + 1
-                    offset = max(offset, min(at.sealed_end, end_offset))
-                except SegmentGoneError as error:
-                    if gone_in == snapshot.id:
-                        raise CorruptError(
-                            f"{error} It belongs to the table's current snapshot: its records are lost.",
-                            path=str(error),
-                            offset=offset,
-                        ) from error
-                    gone_in = snapshot.id
-                    continue
-            try:
-                for records in self.tail(offset, end_offset):
+                for records in self._sealed(snapshot, offset, end_offset):
                     yield records
                     offset = last_offset(records) + 1
-                return offset
-            except OffsetGoneError:
-                if self.table.snapshot().positions[self.partition].sealed_end <= offset:
-                    raise CorruptError(
-                        f"Offset {offset} of partition {self.partition} is neither sealed nor in a WAL file. "
-                        f"`lastword wal repair` shows what can be kept.",
-                        path=str(self._wal_folder),
-                        offset=offset,
-                    ) from None
+                offset = max(offset, min(at.sealed_end, end_offset))
+            for records in self.tail(offset, end_offset):
+                yield records
+                offset = last_offset(records) + 1
+
+        yield from resume_if_moved(rest, f"Partition {self.partition}")
         return offset
 
     def offset_for_time(self, timestamp_ms: int) -> int:
@@ -148,7 +134,7 @@ class PartitionReader:
             with self.pin(snapshot):
                 return search(snapshot)
 
-        return look_again(attempt, f"Partition {self.partition}")
+        return retry_if_moved(attempt, f"Partition {self.partition}")
 
     def _find_time(self, snapshot: Snapshot, timestamp_ms: int) -> tuple[int, int] | None:
         extent = self.extent(snapshot)
@@ -158,7 +144,7 @@ class PartitionReader:
                     if (found := first_not_older(records, timestamp_ms)) is not None:
                         return found
         offset = max(snapshot.positions[self.partition].sealed_end, extent.log_start)
-        while placed := self._wal.read(offset, max_bytes=TAIL_BYTES):
+        while placed := self._batches(offset):
             # A batch's header tells whether it is worth decoding.
             for each in placed:
                 if each.header.max_timestamp_ms >= timestamp_ms:
@@ -196,7 +182,7 @@ class PartitionReader:
                 partial(self.table.read, segment, ["offset", "timestamp"], log_start),
             )
         offset = max(snapshot.positions[self.partition].sealed_end, log_start)
-        while placed := self._wal.read(offset, max_bytes=TAIL_BYTES):
+        while placed := self._batches(offset):
             for each in placed:
                 header = each.header
                 yield header.base_offset, header.max_timestamp_ms, partial(decode, [each], from_offset=offset)
@@ -231,10 +217,28 @@ class PartitionReader:
         """Let later reads continue after a damaged range: nothing else tells where the records after it begin."""
         self._wal.step_over(damaged.seq, damaged.end_offset, damaged.end_position)
 
+    def _batches(self, offset: int) -> list[PlacedBatch]:
+        try:
+            return self._wal.read(offset, max_bytes=TAIL_BYTES)
+        except OffsetGoneError:
+            raise self.not_in_wal(offset) from None
+
+    def not_in_wal(self, offset: int) -> OffsetGoneError | CorruptError:
+        """Return the error for an offset that the WAL does not have: its record was sealed, deleted, or lost."""
+        at = self.table.snapshot().positions[self.partition]
+        if offset < max(at.sealed_end, at.log_start):
+            return OffsetGoneError()
+        return CorruptError(
+            f"Offset {offset} of partition {self.partition} is neither sealed nor in a WAL file. "
+            f"`lastword wal repair` shows what can be kept.",
+            path=str(self._wal_folder),
+            offset=offset,
+        )
+
     def tail(self, offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
         """Read records from the WAL alone. Raise OffsetGoneError if it does not have `offset` any more."""
         while offset < end_offset:
-            placed = self._wal.read(offset, max_bytes=TAIL_BYTES)
+            placed = self._batches(offset)
             if not placed:
                 return
             for records in decode(placed, from_offset=offset):

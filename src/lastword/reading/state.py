@@ -11,10 +11,10 @@ import pyarrow as pa
 from lastword.compaction.strategy import Strategy
 from lastword.reading import timetravel, winners
 from lastword.reading.reader import PartitionReader
-from lastword.reading.timetravel import AsOf
+from lastword.reading.timetravel import AsOf, view
 from lastword.reading.winners import PartitionWinners
 from lastword.record import RECORD_SCHEMA
-from lastword.segments.model import look_again
+from lastword.segments.model import retry_if_moved
 from lastword.segments.rows import at_offsets
 
 
@@ -25,14 +25,8 @@ def state_view(readers: Sequence[PartitionReader], strategy: Strategy, as_of: As
     """
 
     def attempt() -> pa.Table:
-        views = [
-            timetravel.view_now(reader) if as_of is None else timetravel.view_as_of(reader, as_of)
-            for reader in readers
-        ]
         with ExitStack() as pins:
-            for reader, view in zip(readers, views, strict=True):
-                pins.enter_context(reader.pin(view.snapshot))
-            found = winners.find(readers, views, strategy)
+            found = winners.find(readers, lambda reader: view(reader, as_of), strategy, pins)
             rows = [
                 each.filter(each.column("value").is_valid())
                 for reader, own in zip(readers, found, strict=True)
@@ -40,7 +34,7 @@ def state_view(readers: Sequence[PartitionReader], strategy: Strategy, as_of: As
             ]
         return pa.Table.from_batches(rows, RECORD_SCHEMA)
 
-    return look_again(attempt, "The state")
+    return retry_if_moved(attempt, "The state")
 
 
 def winning_rows(reader: PartitionReader, found: PartitionWinners) -> Iterator[pa.RecordBatch]:

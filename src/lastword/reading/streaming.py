@@ -10,7 +10,7 @@ import pyarrow as pa
 from lastword.clock import Clock
 from lastword.reading.compacted import read_compacted
 from lastword.reading.reader import PartitionReader
-from lastword.reading.readers import Reader
+from lastword.reading.topic_reader import Reader
 
 if TYPE_CHECKING:
     from lastword.compaction.service import TopicCompactionService

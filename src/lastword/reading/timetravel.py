@@ -1,8 +1,9 @@
 """Views of a partition as of an offset, a time, or a snapshot.
 
-As of an offset X, a view shows the records that a reader which had read up to X would have found, had it begun then.
-It is exact if compaction has not overtaken X: a snapshot is still kept whose first dirty offset is at most X + 1, so
-that no record up to X has been removed because of one after X.
+A view as of offset X shows the records that a reader would have found if it had begun when X was the last offset. It is
+exact if compaction has not overtaken X: a snapshot is still kept whose first dirty offset is at most X + 1, so that no
+record up to X has been removed because of one after X. Nor may X + 1 be inside a range that was compacted while it was
+sealed: there only the WAL can answer, from the end of an earlier snapshot on.
 
 As of a time means as of the log end at that time: the last offset before the first record, from the log start on, that
 is younger. A record without a timestamp is as old as the one before it. Erased records count as if they had never been
@@ -15,16 +16,17 @@ As of a snapshot, a view shows the records of that snapshot. No view goes below 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import pyarrow as pa
 
-from lastword.errors import InvalidError
+from lastword.errors import InvalidError, UnavailableError
 from lastword.reading.reader import PartitionReader
-from lastword.record_json import time_text
-from lastword.segments.model import Positions, Segment, Snapshot, look_again
-from lastword.segments.rows import clip, first_not_older, with_partition
+from lastword.record_json import parse_time, time_text
+from lastword.segments.model import Positions, Segment, Snapshot, resume_if_moved, retry_if_moved
+from lastword.segments.rows import clip, first_not_older, last_offset, with_partition
 from lastword.wal.reader import OffsetGoneError
 
 
@@ -38,7 +40,27 @@ class AsOf:
 
     def __post_init__(self) -> None:
         if [self.offset, self.time_ms, self.snapshot_id].count(None) != 2:
-            raise InvalidError("As of what? Give an offset, a time or a snapshot, but only one of them.")
+            raise InvalidError("Give exactly one of an offset, a time or a snapshot.")
+
+
+def parse_as_of(text: str, option: str) -> AsOf:
+    """Parse a point in the past: an offset, a time, or snapshot:ID. `option` is named in errors."""
+    if text.isascii() and text.isdigit():
+        return AsOf(offset=int(text))
+    kind, _, rest = text.partition(":")
+    if kind == "snapshot":
+        if not rest.isascii() or not rest.isdigit():
+            raise InvalidError(
+                f"{option} is {text!r}; a snapshot is a number, and `lastword topic history` lists them"
+            )
+        return AsOf(snapshot_id=int(rest))
+    try:
+        # A number means an offset here, even a negative one, which is invalid.
+        return AsOf(time_ms=parse_time(text if not text.startswith("-") else ""))
+    except InvalidError:
+        raise InvalidError(
+            f"{option} is {text!r}; allowed: an offset such as 1000, a time such as 2026-01-31T12:00:00Z, or snapshot:ID"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +70,11 @@ class View:
     snapshot: Snapshot
     start: int
     end: int
+
+
+def view(reader: PartitionReader, as_of: AsOf | None) -> View:
+    """Return the view of a partition now, or as of a point."""
+    return view_now(reader) if as_of is None else view_as_of(reader, as_of)
 
 
 def view_now(reader: PartitionReader) -> View:
@@ -71,7 +98,7 @@ def view_as_of(reader: PartitionReader, as_of: AsOf) -> View:
         assert as_of.offset is not None
         return _view_at_offset(reader, as_of.offset)
 
-    return look_again(attempt, f"Partition {reader.partition}")
+    return retry_if_moved(attempt, f"Partition {reader.partition}")
 
 
 def _view_of_snapshot(reader: PartitionReader, snapshot_id: int) -> View:
@@ -97,22 +124,30 @@ def _view_at_offset(reader: PartitionReader, offset: int) -> View:
             f"Offset {offset} of partition {partition} is out of range: it has {now.start} (log start) "
             f"to {now.end - 1} (last offset)."
         )
-    exact = [snapshot for snapshot in kept if snapshot.positions[partition].first_dirty <= end]
+    exact = [each for each in kept if each.positions[partition].next_exact(end) == end]
     if not exact:
-        oldest = min(snapshot.positions[partition].first_dirty for snapshot in kept)
         raise InvalidError(
             f"Partition {partition} has been compacted beyond offset {offset}, and no earlier snapshot is "
-            f"retained (snapshot.retention.ms). The oldest offset that can be shown exactly is {oldest - 1}."
+            f"retained (snapshot.retention.ms). {_next_exact(kept, partition, end)}"
         )
     view = View(snapshot=exact[-1], start=now.start, end=end)
-    if not _has_tail(reader, view):
-        later = kept[kept.index(view.snapshot) + 1].positions[partition].first_dirty
+    first = max(view.snapshot.positions[partition].sealed_end, view.start)
+    if first < view.end and reader.wal_start() > first:
+        if view.snapshot.id == now.snapshot.id:
+            raise reader.not_in_wal(first)
+        later = kept[kept.index(view.snapshot) + 1 :]
         raise InvalidError(
             f"Partition {partition} can't be shown as of offset {offset}: the snapshot that could show it ends at "
             f"offset {view.snapshot.positions[partition].sealed_end - 1}, and the WAL no longer has the records "
-            f"after it. The next offset that can be shown exactly is {later - 1}."
+            f"after it. {_next_exact(later, partition, end)}"
         )
     return view
+
+
+def _next_exact(kept: Sequence[Snapshot], partition: int, end: int) -> str:
+    """Name the first offset, from the one before `end` on, that some snapshots can show exactly."""
+    found = min(snapshot.positions[partition].next_exact(end) for snapshot in kept)
+    return f"The next offset that can be shown exactly is {found - 1}."
 
 
 def _view_at_time(reader: PartitionReader, time_ms: int) -> View:
@@ -125,19 +160,39 @@ def _view_at_time(reader: PartitionReader, time_ms: int) -> View:
             f"Partition {partition} has been compacted beyond {time_text(time_ms)}, and no earlier snapshot is "
             f"retained (snapshot.retention.ms). {_oldest_time(kept[0].positions[partition])}"
         )
-    view = View(snapshot=exact[-1], start=now.start, end=now.end)
-    with reader.pin(view.snapshot):
-        try:
-            return replace(view, end=offset_for_time(reader, view, time_ms + 1))
-        except OffsetGoneError:
-            if view.snapshot.id == now.snapshot.id:
-                raise
-    later = kept[kept.index(view.snapshot) + 1].positions[partition]
+    for snapshot in reversed(exact):
+        view = View(snapshot=snapshot, start=now.start, end=now.end)
+        with reader.pin(snapshot):
+            try:
+                view = replace(view, end=offset_for_time(reader, view, time_ms + 1))
+            except OffsetGoneError:
+                if snapshot.id == now.snapshot.id:
+                    raise
+                break
+        end = _before_what_is_hidden(snapshot.positions[partition], time_ms, view.end)
+        if end is not None:
+            return replace(view, end=max(end, view.start))
+    later = kept[kept.index(snapshot) + 1 :] or [snapshot]
     raise InvalidError(
         f"Partition {partition} can't be shown as of {time_text(time_ms)}: the snapshot that could show it ends at offset "
-        f"{view.snapshot.positions[partition].sealed_end - 1}, and the WAL no longer has the records after it. "
-        f"{_oldest_time(later)}"
+        f"{snapshot.positions[partition].sealed_end - 1}, and the WAL no longer has the records after it. "
+        f"{_oldest_time(later[0].positions[partition])}"
     )
+
+
+def _before_what_is_hidden(at: Positions, time_ms: int, end: int) -> int | None:
+    """Return the first offset whose record is younger than a time, if `end` is the first of those that a snapshot has.
+
+    Return None if it may be one that was left out when it was sealed.
+    """
+    for each in at.rounds:
+        if end <= each.start:
+            break
+        if each.min_timestamp_ms > time_ms:
+            return each.start
+        if each.max_timestamp_ms > time_ms:
+            return None
+    return end
 
 
 def _lacks_nothing_after(at: Positions, time_ms: int, log_start: int) -> bool:
@@ -148,6 +203,10 @@ def _lacks_nothing_after(at: Positions, time_ms: int, log_start: int) -> bool:
 
 
 def _oldest_time(at: Positions) -> str:
+    if at.rounds:
+        # A record that was left out may be younger than all that are there.
+        latest_ms = max(at.rounds[0].max_timestamp_ms, at.clean_max_timestamp_ms or -1)
+        return f"A time that can be shown exactly is {time_text(latest_ms)}."
     if at.clean_max_timestamp_ms is None:
         return "The oldest time that can be shown is not known; as of an offset or a snapshot may work."
     return f"The oldest time that can be shown exactly is {time_text(at.clean_max_timestamp_ms)}."
@@ -164,12 +223,6 @@ def offset_for_time(reader: PartitionReader, view: View, timestamp_ms: int) -> i
         if (found := first_not_older(records, timestamp_ms)) is not None:
             return found[0]
     return view.end
-
-
-def _has_tail(reader: PartitionReader, view: View) -> bool:
-    """Return whether the WAL still has the records of a view that come after its snapshot."""
-    first = max(view.snapshot.positions[reader.partition].sealed_end, view.start)
-    return first >= view.end or reader.wal_start() <= first
 
 
 def sealed_segments(reader: PartitionReader, view: View) -> list[Segment]:
@@ -195,10 +248,32 @@ def read_tail(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:
     return reader.tail(max(sealed_end, view.start), view.end)
 
 
-def read(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:
-    """Read all records of a view, in offset order."""
-    with reader.pin(view.snapshot):
-        yield from read_all(reader, view)
+def read(reader: PartitionReader, as_of: AsOf, view: View) -> Iterator[pa.RecordBatch]:
+    """Read all records of a view that was taken as of a point, in offset order.
+
+    Records that have moved since are read from where they are now. Raise UnavailableError if compaction has passed the
+    rest after a part has been read: of a key it would show an old record, and not the one that superseded it.
+    """
+    if as_of.snapshot_id is None:
+        # As of a time, other records may have come before the end since.
+        as_of = AsOf(offset=view.end - 1)
+    views = chain([view], iter(lambda: view_as_of(reader, as_of), None))
+    offset = view.start
+
+    def rest() -> Generator[pa.RecordBatch, None, None]:
+        nonlocal offset
+        at = next(views)
+        positions = at.snapshot.positions[reader.partition]
+        if offset > view.start and positions.next_exact(offset) > offset:
+            raise UnavailableError(
+                f"Partition {reader.partition} was compacted while its past was read; read it again."
+            )
+        with reader.pin(at.snapshot):
+            for records in read_all(reader, replace(at, start=max(at.start, offset))):
+                yield records
+                offset = last_offset(records) + 1
+
+    return resume_if_moved(rest, f"Partition {reader.partition}")
 
 
 def read_all(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:

@@ -14,11 +14,12 @@ out too: for a key that is not where Kafka's partitioner puts it, the winners of
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -33,7 +34,7 @@ from lastword.compaction.strategy import LatestTimestamp, Strategy, Versions, be
 from lastword.reading import timetravel
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import View
-from lastword.segments.model import Segment
+from lastword.segments.model import Segment, retry_if_moved
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment
 from lastword.segments.rows import as_payload, with_partition
@@ -77,7 +78,7 @@ class SealedRows:
         self.segment = segment
         self.partition = segment.partition
         at = view.snapshot.positions[segment.partition]
-        self.is_unique = not at.spared and segment.last_offset < at.first_dirty
+        self.is_unique = not at.spared and not segment.is_dirty(at.first_dirty)
         self._files = files
         self._view = view
 
@@ -195,19 +196,30 @@ class PartitionWinners:
 
 def find(
     readers: Sequence[PartitionReader],
-    views: Sequence[View],
+    view_of: Callable[[PartitionReader], View],
     strategy: Strategy,
+    pins: ExitStack,
     keys: Collection[bytes] | None = None,
 ) -> list[PartitionWinners]:
     """Return the winners of all partitions of a topic; with `keys`, of those keys only.
 
-    The caller pins the snapshots of the views.
+    The snapshots of the views stay pinned until `pins` is closed. A partition whose records move meanwhile is looked at
+    again, and no other one.
     """
     partitions = len(readers)
     only = None if keys is None else pa.array(sorted(keys), pa.binary())
     threads = max(1, min(partitions, os.cpu_count() or 1))
 
-    def of_one(reader: PartitionReader, view: View) -> tuple[PartitionWinners, pa.Array]:
+    def look(reader: PartitionReader) -> View:
+        view = view_of(reader)
+        pins.enter_context(reader.pin(view.snapshot))
+        return view
+
+    def of_one(reader: PartitionReader, first: View) -> tuple[PartitionWinners, pa.Array]:
+        views = chain([first], iter(lambda: look(reader), None))
+        return retry_if_moved(lambda: search(reader, next(views)), f"Partition {reader.partition}")
+
+    def search(reader: PartitionReader, view: View) -> tuple[PartitionWinners, pa.Array]:
         files = reader.table.files
         sealed = tuple(SealedRows(files, each, view) for each in timetravel.sealed_segments(reader, view))
         tail = TailRows(reader, view, strategy)
@@ -215,6 +227,8 @@ def find(
         masks = _masks([*sealed, tail], strategy, only, strays, SET_BYTES // threads)
         return PartitionWinners(view=view, sealed=sealed, tail=tail, masks=masks), strays.keys()
 
+    # Looking uses the catalog, which does not become faster with many threads.
+    views = [look(reader) for reader in readers]
     with ThreadPoolExecutor(threads) as pool:
         results = list(pool.map(of_one, readers, views))
     found = [winners for winners, _ in results]
@@ -236,7 +250,7 @@ class _Strays:
         """Begin again."""
         self._found.clear()
 
-    def look(self, keys: pa.Array) -> None:
+    def add(self, keys: pa.Array) -> None:
         if self._partitions == 1:
             return
         away = partitions_of(keys, self._partitions, RoundRobin()) != self._partition
@@ -260,8 +274,8 @@ def _masks(
             strays.forget()
             for index in range(shares):
                 # The first share's pass looks at every key.
-                looking = strays if index == 0 else None
-                found = _masks_of(pieces, strategy, only, looking, seed, Share(index, shares), room_bytes)
+                own_strays = strays if index == 0 else None
+                found = _masks_of(pieces, strategy, only, own_strays, seed, Share(index, shares), room_bytes)
                 for mask, own in zip(masks, found, strict=True):
                     mask |= own
             return masks
@@ -294,7 +308,7 @@ def _masks_of(
             only_look_up = backwards and pieces[index].is_unique
             for row, run in reversed(runs) if backwards else runs:
                 if strays is not None:
-                    strays.look(run)
+                    strays.add(run)
                 part = masks[index][row : row + len(run)]
                 _compete(keys, run, part, only, backwards=backwards, only_look_up=only_look_up)
             won += int(masks[index].sum())
@@ -309,7 +323,7 @@ def _masks_of(
         known, versions = piece.versions(strategy)
         for row, run in runs:
             if strays is not None:
-                strays.look(run)
+                strays.add(run)
             rows = slice(row, row + len(run))
             best.challenge(run, known[rows], versions[rows], masks[index][rows], bounds[index] + row)
     flat = np.zeros(bounds[-1], np.uint8)

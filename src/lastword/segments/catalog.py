@@ -22,7 +22,7 @@ from uuid import UUID
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import PY_IO_IMPL
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -40,25 +40,24 @@ from lastword.errors import (
 )
 from lastword.folder import steps
 from lastword.segments import mapping
-from lastword.segments.commit import Change, summary_of
+from lastword.segments.commit import Change, stage_snapshot, summary_of
 from lastword.segments.fileio import FILE_IO, FileTree, SyncedFileIO, bare_path, io_properties, warehouse_uri
 from lastword.segments.foreign import decoding, mapped
 from lastword.segments.loader import TableLoader
 from lastword.segments.model import (
     Announce,
     Guard,
-    OwnerLook,
+    OwnerState,
     Positions,
     Segment,
     TablePlace,
     TopicInfo,
+    retry_on_conflict,
     to_nobody,
 )
 from lastword.segments.older import OlderState, older_states
 from lastword.segments.relocation import Rewritten, rewrite
 from lastword.segments.table import SegmentTable
-
-_DROP_ATTEMPTS = 10
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ def sqlite_file(properties: Mapping[str, str]) -> Path | None:
 
 
 def places_in_sqlite(file: Path) -> list[Path]:
-    """Return the warehouses that the topics of a catalog in SQLite name, by looking into the file alone."""
+    """Return the warehouses that the topics of a SQLite catalog name, from the file alone."""
     if not file.exists():
         return []
     try:
@@ -148,7 +147,7 @@ class SegmentCatalog:
     ) -> SegmentCatalog:
         """Open the catalog that pyiceberg's `properties` name. Without `create` it must exist.
 
-        `guard` says which tables may be changed; without one, all may.
+        `guard` decides which tables may be changed. Without one, all may.
         """
         warehouse = warehouse_uri(warehouse)
         given = {**properties, "warehouse": warehouse, PY_IO_IMPL: FILE_IO}
@@ -194,6 +193,7 @@ class SegmentCatalog:
                 sort_order=mapping.SORT_ORDER,
                 properties={
                     **mapping.TABLE_PROPERTIES,
+                    mapping.TABLE_FORMAT: str(mapping.FORMAT),
                     **mapping.topic_properties(topic),
                     **(mapping.owner_properties(owner) if owner is not None else {}),
                     mapping.POSITIONS: mapping.positions_to_json(positions),
@@ -201,12 +201,7 @@ class SegmentCatalog:
             )
             first = Change(operation=operation, positions=positions, details=details or {})
             summary = summary_of(first, commit_id=new_uuid().hex, now_ms=self._clock.now_ms())
-            append = transaction.update_snapshot(snapshot_properties=summary).fast_append()
-            for segment in segments:
-                append.append_data_file(
-                    mapping.data_file_from(segment, transaction.table_metadata.default_spec_id)
-                )
-            append.commit()
+            stage_snapshot(transaction, self._file_io, added=segments, summary=summary)
         steps.reached("create.before")
         try:
             transaction.commit_transaction()
@@ -216,18 +211,6 @@ class SegmentCatalog:
                     raise
         steps.reached("create.done")
         return self.load(topic.name)
-
-    def register(self, name: str, metadata_location: str) -> SegmentTable:
-        """Add a topic whose files already exist, written or rewritten for their location."""
-        identifier = mapping.identifier_of(name)
-        with mapped(f"Registering the topic {name}"):
-            self._ensure_namespace(identifier[0])
-            try:
-                self._catalog.register_table(identifier, metadata_location)
-            except TableAlreadyExistsError as error:
-                raise TopicExistsError(f"The topic {name} already exists.") from error
-        steps.reached("register.done")
-        return self.load(name)
 
     def location(self, name: str, topic_id: UUID) -> str:
         """Return the location that the files of a topic have, or would have, in this warehouse."""
@@ -293,7 +276,7 @@ class SegmentCatalog:
                 guard=self._guard,
             )
 
-    def owners(self, known: Mapping[str, str | None]) -> dict[str, OwnerLook]:
+    def owners(self, known: Mapping[str, str | None]) -> dict[str, OwnerState]:
         """Look at the owners of topics. `known` is the location of each one's metadata at the last look, if any.
 
         A SQL catalog is queried once for all of them, and only metadata that has changed is read. A topic whose
@@ -301,28 +284,30 @@ class SegmentCatalog:
         """
         with mapped("Looking at the owners of topics"):
             pointers = self._loader.pointers()
-        found: dict[str, OwnerLook] = {}
+        found: dict[str, OwnerState] = {}
         for name, pointer in known.items():
             try:
                 with mapped(f"Looking at the owner of {name}"):
-                    found[name] = self._look(name, pointer, pointers)
+                    found[name] = self._owner_state(name, pointer, pointers)
             except LastwordError as error:
                 log.warning("%s", error)
         return found
 
-    def _look(
+    def _owner_state(
         self, name: str, before: str | None, pointers: Mapping[tuple[str, str], str] | None
-    ) -> OwnerLook:
+    ) -> OwnerState:
         identifier = mapping.identifier_of(name)
         if pointers is not None and identifier not in pointers:
-            return OwnerLook()
+            return OwnerState()
         if pointers is not None and before == pointers[identifier]:
-            return OwnerLook(pointer=before, is_unchanged=True)
+            return OwnerState(pointer=before, is_unchanged=True)
         try:
             table = self._loader.load(identifier)
         except NoSuchTableError:
-            return OwnerLook()
-        return OwnerLook(pointer=table.metadata_location, topic=mapping.topic_from(table.metadata.properties))
+            return OwnerState()
+        return OwnerState(
+            pointer=table.metadata_location, topic=mapping.topic_from(table.metadata.properties)
+        )
 
     def list(self) -> builtins.list[str]:
         """Return the names of all topics, including those being deleted, sorted."""
@@ -342,19 +327,21 @@ class SegmentCatalog:
     def drop(self, name: str, topic_id: UUID) -> None:
         """Remove a table's entry, if it is still the one of this topic. Its files stay. Can be repeated."""
         identifier = mapping.identifier_of(name)
+
+        def attempt() -> None:
+            try:
+                place, pointer = self._find(name)
+            except NoSuchTableError:
+                return
+            if place.topic_id != topic_id:
+                return
+            steps.reached("drop.looked")
+            if not self._loader.forget(identifier, pointer):
+                raise ConflictError(f"The table of {name} changed while it was being dropped.")
+            steps.reached("drop.entry.removed")
+
         with mapped(f"Dropping the topic {name}"):
-            for _ in range(_DROP_ATTEMPTS):
-                try:
-                    place, pointer = self._find(name)
-                except NoSuchTableError:
-                    return
-                if place.topic_id != topic_id:
-                    return
-                steps.reached("drop.looked")
-                if self._loader.forget(identifier, pointer):
-                    steps.reached("drop.entry.removed")
-                    return
-        raise ConflictError(f"The table of {name} changed {_DROP_ATTEMPTS} times while it was being dropped.")
+            retry_on_conflict(attempt)
 
     def older_states(self, name: str) -> builtins.list[OlderState]:
         """Return the states that a table had before the current one, newest first. That one need not be readable."""

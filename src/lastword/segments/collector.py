@@ -3,10 +3,11 @@
 1. List all files below the table's location.
 2. Load the table afresh, and read from it every file that its metadata names.
 3. Files of 1 that belong to no live job and are not in 2 are unnamed. Note since when beside the table (unnamed.py).
-4. Remove those that have been unnamed for long enough, one by one.
+4. Remove those that have been unnamed for long enough, one by one. Metadata must wait until another snapshot has been
+   committed since it was noted: a commit in progress, whose files carry no job that a lease could protect, is fenced then.
 
 The listing comes first: a file that a commit names after it was listed is seen by 2. If killed at any point, it has
-removed only files that nobody needs. If anything of 2 can't be read, nothing is removed.
+removed only unused files. If anything of 2 can't be read, nothing is removed.
 """
 
 from __future__ import annotations
@@ -16,21 +17,16 @@ from collections.abc import Callable, Collection
 from pyiceberg.table import Table
 
 from lastword.folder import steps
-from lastword.segments.fileio import FileTree, StoredFile, SyncedFileIO, bare_path
+from lastword.segments.fileio import FileTree, SyncedFileIO, bare_path
 from lastword.segments.foreign import decoding
 from lastword.segments.manifests import files_of, manifests_of
 from lastword.segments.model import Collected
 from lastword.segments.parquet import job_of
-from lastword.segments.unnamed import NOTE, load_note, note_seen, save_note
+from lastword.segments.unnamed import NOTE, Noted, load_note, note_seen, save_note
 
 MAX_MS = 2**62
 SETTLED_MS = 600_000
 """A younger file may be one that a commit in progress is about to name: it is not noted as unnamed yet."""
-
-COMMIT_MS = 60_000
-"""Younger metadata is left alone, however short the grace is: a commit in progress may be about to name it, and its
-files carry no job that a lease could protect.
-"""
 
 
 def collect(
@@ -56,19 +52,27 @@ def collect(
     below.pop(NOTE, None)
     if not below:
         return Collected()
-    named = named_files(reload())
+    table = reload()
+    current_id = table.metadata.current_snapshot_id
+    named = named_files(table)
     noted = load_note(file_io, location)
-    seen = note_seen(noted, (path for path, file in below.items() if file.path not in named), now_ms)
+    unnamed = (path for path, file in below.items() if file.path not in named)
+    seen = note_seen(noted, unnamed, now_ms=now_ms, snapshot_id=current_id)
+
+    def is_free(path: str, since: Noted) -> bool:
+        if job_of(path) is not None:
+            # The job's lease has protected it until now, and no job commits without one.
+            return True
+        return not data_only and since.snapshot_id != current_id
+
     garbage = [
         below[path]
-        for path, since_ms in seen.items()
-        if since_ms <= before_ms
-        and (below[path].changed_ms or 0) < before_ms
-        and (job_of(path) is not None or _is_settled(below[path], now_ms, data_only=data_only))
+        for path, since in seen.items()
+        if since.since_ms <= before_ms and (below[path].changed_ms or 0) < before_ms and is_free(path, since)
     ]
     if not dry_run:
         gone = {file.path for file in garbage}
-        left = {path: since_ms for path, since_ms in seen.items() if below[path].path not in gone}
+        left = {path: since for path, since in seen.items() if below[path].path not in gone}
         if left != noted:
             save_note(file_io, location, left)
             steps.reached("collect.noted")
@@ -79,10 +83,6 @@ def collect(
         files=tuple(location + file.path.removeprefix(tree.path) for file in garbage),
         size_bytes=sum(file.size_bytes for file in garbage),
     )
-
-
-def _is_settled(metadata: StoredFile, now_ms: int, *, data_only: bool) -> bool:
-    return not data_only and (metadata.changed_ms or 0) < now_ms - COMMIT_MS
 
 
 def named_files(table: Table) -> set[str]:

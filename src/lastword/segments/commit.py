@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
+from pyiceberg.io import FileIO
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -34,9 +36,11 @@ from lastword.segments.mapping import (
     POSITIONS,
     commit_id_of,
     data_file_from,
+    delete_file_from,
     positions_to_json,
 )
 from lastword.segments.model import Positions, Segment
+from lastword.segments.producer import SnapshotProducer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +109,13 @@ def commit(
         transaction.set_properties({**change.properties, POSITIONS: positions_to_json(change.positions)})
         if change.removed_properties:
             transaction.remove_properties(*change.removed_properties)
-        _stage_snapshot(transaction, change, summary_of(change, commit_id=commit_id, now_ms=now_ms))
+        summary = summary_of(change, commit_id=commit_id, now_ms=now_ms)
+        stage_snapshot(transaction, table.io, removed=change.removed, added=change.added, summary=summary)
     steps.reached("commit.before")
     try:
         committed = transaction.commit_transaction()
     except Exception as error:
-        found = _look_again(doing, commit_id, reload, error)
+        found = _find_made(doing, commit_id, reload, error)
         if found is None:
             with mapped(doing):
                 raise
@@ -140,19 +145,41 @@ def remove_old_metadata(before: Table, after: Table) -> None:
                 before.io.delete(entry.metadata_file)
 
 
-def _stage_snapshot(transaction: Transaction, change: Change, summary: dict[str, str]) -> None:
+def stage_snapshot(
+    transaction: Transaction,
+    file_io: FileIO,
+    *,
+    removed: Sequence[Segment] = (),
+    added: Sequence[Segment] = (),
+    summary: dict[str, str],
+) -> None:
+    """Stage a snapshot. A segment that is both removed and added keeps its file: it has other marks."""
     spec_id = transaction.table_metadata.default_spec_id
-    update = transaction.update_snapshot(snapshot_properties=summary)
-    # An append merges small manifests and drops empty ones; an overwrite can remove files.
-    producer = update.overwrite() if change.removed else update.merge_append()
-    for segment in change.removed:
-        producer.delete_data_file(data_file_from(segment, spec_id))
-    for segment in change.added:
-        producer.append_data_file(data_file_from(segment, spec_id))
-    producer.commit()
+    before, after = _files(removed), _files(added)
+    new = [
+        entry
+        for segment in added
+        for path, entry in (
+            (segment.path, partial(data_file_from, segment.whole, spec_id)),
+            *((each.path, partial(delete_file_from, segment, spec_id)) for each in segment.files[1:]),
+        )
+        if path not in before
+    ]
+    SnapshotProducer(
+        transaction,
+        file_io,
+        added=[make() for make in new],
+        removed=before - after,
+        summary=summary,
+    ).commit()
 
 
-def _look_again(doing: str, commit_id: str, reload: Callable[[], Table], error: Exception) -> Table | None:
+def _files(segments: Sequence[Segment]) -> set[str]:
+    """Return the data files and delete files of segments."""
+    return {file.path for segment in segments for file in segment.files}
+
+
+def _find_made(doing: str, commit_id: str, reload: Callable[[], Table], error: Exception) -> Table | None:
     try:
         table = reload()
     except LastwordError as second:

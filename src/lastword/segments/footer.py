@@ -1,4 +1,4 @@
-"""The footer of a segment file: who wrote it, in which format, and what it says about its row groups.
+"""The footer of a segment file: its writer, its format, and the statistics of its row groups.
 
 Files that another engine wrote don't have our format: the order of their rows is not known, and their statistics
 may leave rows out.
@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
+import zlib
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -26,18 +30,25 @@ FORMAT = 1
 _FORMAT_KEY = b"lastword.segment.format"
 _NULL_VALUES_KEY = b"lastword.segment.null-values"
 """The number of null values in each row group, as a JSON list."""
+_NULL_ROWS_KEY = b"lastword.segment.null-value-rows"
+"""Which rows have a null value: a bit for each row, deflated, in base64. Absent if none has, or all of them have."""
 _SKETCH_KEY = b"lastword.segment.key-sketch"
 """A sketch of the file's keys (sketch.py), in base64."""
 
 OWN_METADATA = {_FORMAT_KEY: str(FORMAT).encode()}
 
 
-def closing_metadata(null_values: Sequence[int], sketch: bytes) -> dict[bytes, bytes]:
-    """Return the metadata of a file that is known once its rows have been written."""
-    return {
-        _NULL_VALUES_KEY: json.dumps(list(null_values)).encode(),
-        _SKETCH_KEY: base64.b64encode(sketch),
-    }
+def closing_metadata(null_values: Sequence[npt.NDArray[np.bool_]], sketch: bytes) -> dict[bytes, bytes]:
+    """Return the metadata of a file that is known once its rows have been written.
+
+    `null_values` says for each row group which of its rows have a null value.
+    """
+    counts = [int(each.sum()) for each in null_values]
+    found = {_NULL_VALUES_KEY: json.dumps(counts).encode(), _SKETCH_KEY: base64.b64encode(sketch)}
+    if any(0 < count < len(each) for count, each in zip(counts, null_values, strict=True)):
+        bits = np.packbits(np.concatenate(null_values)).tobytes()
+        found[_NULL_ROWS_KEY] = base64.b64encode(zlib.compress(bits))
+    return found
 
 
 class Footer:
@@ -59,14 +70,41 @@ class Footer:
         self.null_values: Sequence[int | None] = nulls or [None] * metadata.num_row_groups
         """The number of null values in each row group; None if it is not known."""
         self.sketch = sketch or None
+        self._null_rows = pairs.get(_NULL_ROWS_KEY)
         names = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
         self._offset, self._timestamp = names["offset"], names["timestamp"]
 
     def check_rows(self) -> None:
         """Raise ArrowInvalid if the footer, which has no checksum, counts fewer records than there were."""
         rows = sum(self._metadata.row_group(each).num_rows for each in range(self._metadata.num_row_groups))
-        if rows < self._segment.records:
-            raise pa.ArrowInvalid(f"its footer counts {rows} records, but there were {self._segment.records}")
+        if rows < self._segment.rows:
+            raise pa.ArrowInvalid(f"its footer counts {rows} records, but there were {self._segment.rows}")
+
+    def group_rows(self) -> list[int]:
+        """Return the number of rows of each row group."""
+        return [self._metadata.row_group(each).num_rows for each in range(self._metadata.num_row_groups)]
+
+    def without_value(self, group: int) -> npt.NDArray[np.bool_] | None:
+        """Return which rows of a row group have a null value; None if the footer does not say it."""
+        rows, nulls = self._metadata.row_group(group).num_rows, self.null_values[group]
+        if nulls in (0, rows):
+            return np.full(rows, nulls == rows and rows > 0)
+        if self._null_rows is None:
+            return None
+        first, bits = self._null_bits
+        return bits[first[group] : first[group] + rows]
+
+    @cached_property
+    def _null_bits(self) -> tuple[list[int], npt.NDArray[np.bool_]]:
+        """The first row of each row group, and for each row of the file whether its value is null."""
+        assert self._null_rows is not None
+        rows = self.group_rows()
+        first = [0, *np.cumsum(rows).tolist()]
+        try:
+            packed = zlib.decompress(base64.b64decode(self._null_rows, validate=True))
+            return first, np.unpackbits(np.frombuffer(packed, np.uint8), count=first[-1]).view(np.bool_)
+        except (ValueError, zlib.error) as error:
+            raise pa.ArrowInvalid(f"its footer can't be read: {error}") from error
 
     def offsets(self, group: int) -> tuple[int, int]:
         """Return the first and the last offset of a row group, or bounds of them."""

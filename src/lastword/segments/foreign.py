@@ -68,7 +68,7 @@ def mapped(doing: str, path: str = "") -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise SegmentGoneError(f"{doing}: a file is no longer there{where}: {error}") from error
+        raise SegmentGoneError(f"{doing}: a file is no longer there{where}: {error}", path=path) from error
     except CONFLICTS as error:
         raise ConflictError(f"{doing}: the table changed in the meantime{where}: {error}") from error
     except _UNKNOWN as error:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from threading import Lock
 from typing import TypeVar
 
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import ManifestContent
+from pyiceberg.manifest import DataFileContent, ManifestFile
 from pyiceberg.table.snapshots import Snapshot as IcebergSnapshot
 
 from lastword.errors import StorageError
+from lastword.segments.fileio import bare_path
 from lastword.segments.foreign import decoding
-from lastword.segments.manifests import files_of, manifests_of
-from lastword.segments.mapping import segment_from
+from lastword.segments.manifests import entries_of, manifests_of
+from lastword.segments.mapping import ListedDeletes, listed_deletes, segment_from
+from lastword.segments.marks import targets
 from lastword.segments.model import Segment
+from lastword.segments.parquet import SegmentFiles
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -67,13 +71,23 @@ def _check_disjoint(segments: Sequence[Segment]) -> None:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    """The files that a manifest lists, each with its sequence number."""
+
+    segments: tuple[tuple[Segment, int], ...] = ()
+    deletes: tuple[tuple[ListedDeletes, int], ...] = ()
+
+
 class IndexCache:
     """The indexes of the snapshots that were used last. Manifests never change, so none is read twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: SegmentFiles) -> None:
+        self._files = files
         self._lock = Lock()
         self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
-        self._manifests: OrderedDict[str, tuple[Segment, ...]] = OrderedDict()
+        self._manifests: OrderedDict[str, _Listed] = OrderedDict()
+        self._foreign: OrderedDict[tuple[str, ...], Segment] = OrderedDict()
 
     def get(self, snapshot_id: int) -> SegmentIndex | None:
         with self._lock:
@@ -87,28 +101,72 @@ class IndexCache:
             _shrink(self._indexes, _SNAPSHOTS)
 
     def load(self, snapshot: IcebergSnapshot, file_io: FileIO) -> SegmentIndex:
-        segments: list[Segment] = []
         with decoding(snapshot.manifest_list):
             manifests = manifests_of(snapshot, file_io)
-        for manifest in manifests:
-            if manifest.content != ManifestContent.DATA:
-                raise StorageError(
-                    f"Snapshot {snapshot.snapshot_id} has row-level deletes ({manifest.manifest_path}), which "
-                    "another engine wrote. Lastword does not read them: roll the table back."
-                )
-            with self._lock:
-                known = self._manifests.get(manifest.manifest_path)
-            if known is None:
-                with decoding(manifest.manifest_path):
-                    files = list(files_of(manifest, file_io))
-                known = tuple(segment_from(each) for each in files)
-                with self._lock:
-                    self._manifests[manifest.manifest_path] = known
-                    _shrink(self._manifests, _MANIFESTS)
-            segments.extend(known)
-        index = SegmentIndex(segments)
+        listed = [self._listed(manifest, file_io) for manifest in manifests]
+        segments = {each[0].path: each for manifest in listed for each in manifest.segments}
+        by_path = self._deletes_by_path([each for manifest in listed for each in manifest.deletes])
+        index = SegmentIndex(
+            self._marked(segment, number, by_path.get(bare_path(path), ()))
+            for path, (segment, number) in segments.items()
+        )
         self.put(snapshot.snapshot_id, index)
         return index
+
+    def _listed(self, manifest: ManifestFile, file_io: FileIO) -> _Listed:
+        with self._lock:
+            known = self._manifests.get(manifest.manifest_path)
+        if known is not None:
+            return known
+        with decoding(manifest.manifest_path):
+            entries = [(each.data_file, each.sequence_number or 0) for each in entries_of(manifest, file_io)]
+        known = _Listed(
+            segments=tuple(
+                (segment_from(file), number)
+                for file, number in entries
+                if file.content == DataFileContent.DATA
+            ),
+            deletes=tuple(
+                (listed_deletes(file), number)
+                for file, number in entries
+                if file.content != DataFileContent.DATA
+            ),
+        )
+        with self._lock:
+            self._manifests[manifest.manifest_path] = known
+            _shrink(self._manifests, _MANIFESTS)
+        return known
+
+    def _deletes_by_path(
+        self, deletes: Iterable[tuple[ListedDeletes, int]]
+    ) -> dict[str, list[tuple[ListedDeletes, int]]]:
+        """Return the delete files by the data files whose rows they list."""
+        found: dict[str, list[tuple[ListedDeletes, int]]] = {}
+        for each, number in deletes:
+            paths = [each.target] if each.target is not None else targets(self._files.file_io(), each.file)
+            for path in paths:
+                found.setdefault(bare_path(path), []).append((each, number))
+        return found
+
+    def _marked(self, whole: Segment, number: int, deletes: Sequence[tuple[ListedDeletes, int]]) -> Segment:
+        """Return a segment with the marks that apply to it: those that are not older than its file."""
+        own = [each for each, delete_number in deletes if delete_number >= number]
+        if not own:
+            return whole
+        if len(own) == 1 and (counted := own[0].applied_to(whole)) is not None:
+            return counted
+        key = (whole.path, *(each.file.path for each in own))
+        with self._lock:
+            known = self._foreign.get(key)
+        if known is None:
+            # Compiled code, which readers of our own marks do without.
+            from lastword.segments.marking import with_foreign_marks
+
+            known = with_foreign_marks(self._files, whole, [each.file for each in own])
+            with self._lock:
+                self._foreign[key] = known
+                _shrink(self._foreign, _MANIFESTS)
+        return known
 
 
 def _shrink(cache: OrderedDict[K, V], limit: int) -> None:

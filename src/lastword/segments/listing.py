@@ -1,4 +1,4 @@
-"""Looks at many topics, while others are being created and deleted, and while some can't be read.
+"""Visits many topics, while others are created and deleted, even if some can't be read.
 
 `visit` solves two problems of every job over all topics: it skips a topic that was deleted after the names were
 listed, and if one fails, it notes that and continues with the others.

@@ -73,7 +73,7 @@ class TableLoader:
             session.commit()
 
     def pointers(self) -> dict[tuple[str, str], str] | None:
-        """Return the location of every table's metadata, by one query; None if only loading a table can tell."""
+        """Return the location of every table's metadata, by one query; None if each table must be loaded for that."""
         if not isinstance(self._catalog, SqlCatalog):
             return None
         with Session(self._catalog.engine) as session:
@@ -85,7 +85,7 @@ class TableLoader:
             return {(namespace, name): pointer for namespace, name, pointer in rows if pointer is not None}
 
     def pointer(self, identifier: tuple[str, ...]) -> str | None:
-        """Return the current location of the metadata. Only SQL catalogs can tell it without reading it."""
+        """Return the current location of the metadata. Only SQL catalogs know it without reading the metadata."""
         if not isinstance(self._catalog, SqlCatalog):
             return None
         namespace, name = identifier

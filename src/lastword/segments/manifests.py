@@ -55,10 +55,24 @@ def manifests_of(snapshot: IcebergSnapshot, file_io: FileIO) -> list[ManifestFil
 
 def files_of(manifest: ManifestFile, file_io: FileIO) -> Iterator[DataFile]:
     """Yield the files that a manifest names, without those that it marks as deleted."""
+    return (entry.data_file for entry in entries_of(manifest, file_io))
+
+
+def entries_of(manifest: ManifestFile, file_io: FileIO) -> Iterator[ManifestEntry]:
+    """Yield the entries of a manifest, without deleted ones, with what they inherit from it."""
     with _AvroFile(file_io.new_input(manifest.manifest_path), "manifest") as entries:
         for entry in entries:
-            if entry.status != ManifestEntryStatus.DELETED:
-                yield entry.data_file
+            if entry.status == ManifestEntryStatus.DELETED:
+                continue
+            if entry.snapshot_id is None:
+                entry.snapshot_id = manifest.added_snapshot_id
+            if entry.status == ManifestEntryStatus.ADDED or manifest.sequence_number == 0:
+                if entry.sequence_number is None:
+                    entry.sequence_number = manifest.sequence_number
+                if entry.file_sequence_number is None:
+                    entry.file_sequence_number = manifest.sequence_number
+            entry.data_file.spec_id = manifest.partition_spec_id
+            yield entry
 
 
 class _AvroFile(AvroFile[Any]):

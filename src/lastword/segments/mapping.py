@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 from uuid import UUID
 
@@ -30,8 +30,11 @@ from pyiceberg.types import (
 
 from lastword.errors import StorageError, UnknownTopicError
 from lastword.segments.model import (
+    CompactedRange,
     Deadline,
+    DeleteFile,
     LastRun,
+    Marks,
     Owner,
     PastOwner,
     Positions,
@@ -39,7 +42,7 @@ from lastword.segments.model import (
     Snapshot,
     TopicInfo,
 )
-from lastword.segments.parquet import FIELD_IDS, HEADER_FIELD_IDS
+from lastword.segments.schema import FIELD_IDS, HEADER_FIELD_IDS
 
 DEFAULT_NAMESPACE = "default"
 
@@ -50,6 +53,11 @@ STATE = "lastword.topic.state"
 CONFIG_PREFIX = "lastword.config."
 POSITIONS = "lastword.positions"
 
+TABLE_FORMAT = "lastword.table.format"
+FORMAT = 2
+"""The format of tables that we write, and the newest that we read. Tables of the first one don't name it: they have no
+marks, and no ranges that were compacted while they were sealed."""
+
 OWNER = "lastword.owner"
 OWNER_EPOCH = "lastword.owner.epoch"
 OWNER_INCARNATION = "lastword.owner.incarnation"
@@ -57,6 +65,14 @@ OWNER_HOST = "lastword.owner.host"
 OWNER_PATH = "lastword.owner.path"
 PAST_OWNERS = "lastword.owner.past"
 MAX_PAST_OWNERS = 64
+
+LIVE_FIELDS = 2_147_000_000
+"""Added to a column's field id, it is the id of the live rows' metrics in the manifest entry of a delete file. Iceberg
+keeps metrics by field id, and engines ignore ids that they don't know."""
+SINCE_FIELD = LIVE_FIELDS
+"""The field id of the time of the oldest mark, in the lower bounds."""
+FILE_PATH_FIELD = 2_147_483_546
+"""Iceberg's field id of the column `file_path` of position-delete files."""
 
 OPERATION = "lastword.operation"
 COMMIT_ID = "lastword.commit-id"
@@ -72,7 +88,7 @@ SCHEMA = Schema(
         "timestamp_type",
         IntegerType(),
         required=True,
-        doc="-1: the record came without a timestamp and has its append time, 0: CreateTime, 1: LogAppendTime",
+        doc="-1: the record came without one and has the time of the WAL file's roll, 0: CreateTime, 1: LogAppendTime",
     ),
     NestedField(FIELD_IDS["key"], "key", BinaryType(), required=False),
     NestedField(FIELD_IDS["value"], "value", BinaryType(), required=False),
@@ -135,6 +151,16 @@ def topic_properties(topic: TopicInfo) -> dict[str, str]:
         STATE: "deleted" if topic.deleted else "live",
         **{CONFIG_PREFIX + key: value for key, value in topic.config.items()},
     }
+
+
+def check_format(properties: Mapping[str, str]) -> None:
+    """Raise StorageError if a newer version has written to a table: this one would misread it."""
+    found = properties.get(TABLE_FORMAT, "1")
+    if not found.isdigit() or int(found) > FORMAT:
+        raise StorageError(
+            f"The table of topic {properties.get(NAME, '?')!r} has format {found!r}; this version of Lastword reads up to "
+            f"{FORMAT}. Use the version that wrote it, or a newer one."
+        )
 
 
 def topic_from(properties: Mapping[str, str]) -> TopicInfo:
@@ -203,6 +229,8 @@ def _positions_from(values: Mapping[str, Any]) -> Positions:
     given = {name: _as_tuples(value) for name, value in values.items() if name in known}
     if "deadlines" in given:
         given["deadlines"] = tuple(Deadline(*each) for each in given["deadlines"])
+    if "rounds" in given:
+        given["rounds"] = tuple(CompactedRange(*each) for each in given["rounds"])
     if "last_run" in given:
         given["last_run"] = LastRun(*given["last_run"])
     return Positions(**given)
@@ -269,7 +297,7 @@ def _positions_at(
 
 
 def data_file_from(segment: Segment, spec_id: int) -> DataFile:
-    """Return what a manifest says about a segment. Keys and values are only counted, so manifests stay small."""
+    """Return the entry of a segment in a manifest. Keys and values are only counted, so manifests stay small."""
     lower = {
         FIELD_IDS["partition"]: to_bytes(IntegerType(), segment.partition),
         FIELD_IDS["offset"]: to_bytes(LongType(), segment.first_offset),
@@ -319,6 +347,102 @@ def segment_from(data_file: DataFile) -> Segment:
             f"The file {data_file.file_path} was added by another engine without metrics for offset, timestamp, "
             "key and value. Roll the table back, and write with the table's metrics properties."
         ) from error
+
+
+def delete_file_from(segment: Segment, spec_id: int) -> DataFile:
+    """Return the entry of a segment's marks in a manifest. It has the metrics of the live rows, so that none is read."""
+    assert segment.marks is not None
+    (file,) = segment.marks.files
+    path = to_bytes(StringType(), segment.path)
+    offset, timestamp = LIVE_FIELDS + FIELD_IDS["offset"], LIVE_FIELDS + FIELD_IDS["timestamp"]
+    data_file = DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=file.path,
+        file_format=FileFormat.PARQUET,
+        partition=PartitionRecord(segment.partition),
+        record_count=file.records,
+        file_size_in_bytes=file.size_bytes,
+        value_counts={offset: segment.records},
+        null_value_counts={
+            LIVE_FIELDS + FIELD_IDS["key"]: segment.null_keys,
+            LIVE_FIELDS + FIELD_IDS["value"]: segment.null_values,
+        },
+        lower_bounds={
+            FILE_PATH_FIELD: path,
+            offset: to_bytes(LongType(), segment.first_offset),
+            timestamp: to_bytes(LongType(), segment.min_timestamp_ms),
+            SINCE_FIELD: to_bytes(LongType(), segment.marks.since_ms),
+        },
+        # The same path at both ends tells every engine that the rows are of this file alone.
+        upper_bounds={
+            FILE_PATH_FIELD: path,
+            offset: to_bytes(LongType(), segment.last_offset),
+            timestamp: to_bytes(LongType(), segment.max_timestamp_ms),
+        },
+    )
+    data_file.spec_id = spec_id
+    return data_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedDeletes:
+    """A position-delete file as a manifest lists it."""
+
+    file: DeleteFile
+    target: str | None
+    """The data file whose rows it lists, if there is only one."""
+    data_file: DataFile
+
+    def applied_to(self, whole: Segment) -> Segment | None:
+        """Return the segment with these marks, if the entry has the metrics of the live rows: it is one of ours."""
+        offset, timestamp = LIVE_FIELDS + FIELD_IDS["offset"], LIVE_FIELDS + FIELD_IDS["timestamp"]
+        lower, upper = self.data_file.lower_bounds or {}, self.data_file.upper_bounds or {}
+        nulls = self.data_file.null_value_counts or {}
+        try:
+            records = self.data_file.value_counts[offset]
+            return replace(
+                whole,
+                first_offset=_long(lower[offset]),
+                last_offset=_long(upper[offset]),
+                records=records,
+                size_bytes=live_bytes(whole, records),
+                min_timestamp_ms=_long(lower[timestamp]),
+                max_timestamp_ms=_long(upper[timestamp]),
+                null_keys=nulls[LIVE_FIELDS + FIELD_IDS["key"]],
+                null_values=nulls[LIVE_FIELDS + FIELD_IDS["value"]],
+                marks=Marks(files=(self.file,), whole=whole, since_ms=_long(lower[SINCE_FIELD])),
+            )
+        except (KeyError, TypeError):
+            return None
+
+
+def live_bytes(whole: Segment, records: int) -> int:
+    """Return the share that some live records have in the bytes of a segment's file."""
+    return whole.size_bytes * records // whole.records if whole.records else 0
+
+
+def listed_deletes(data_file: DataFile) -> ListedDeletes:
+    """Convert the entry of a delete file. Raise StorageError if it is of a kind that only other engines read."""
+    is_position_deletes = data_file.content == DataFileContent.POSITION_DELETES
+    if not is_position_deletes or data_file.file_format != FileFormat.PARQUET:
+        kind = "deletion vectors" if is_position_deletes else "equality deletes"
+        raise StorageError(
+            f"The table has {kind} ({data_file.file_path}), which another engine wrote. Lastword reads position deletes "
+            "in Parquet files. Roll the table back, or let that engine rewrite the data files."
+        )
+    lower = (data_file.lower_bounds or {}).get(FILE_PATH_FIELD)
+    upper = (data_file.upper_bounds or {}).get(FILE_PATH_FIELD)
+    target = lower.decode() if lower is not None and lower == upper else None
+    return ListedDeletes(
+        file=DeleteFile(
+            path=data_file.file_path,
+            size_bytes=data_file.file_size_in_bytes,
+            records=data_file.record_count,
+            is_shared=target is None,
+        ),
+        target=target,
+        data_file=data_file,
+    )
 
 
 def _long(bound: bytes) -> int:

@@ -92,5 +92,8 @@ def _state(
     except LastwordError as error:
         return OlderState(metadata_location=path, snapshot=None, problem=str(error))
     gone = sorted({bare_path(each) for each in named} - there)
-    problem = f"{len(gone)} of its files are gone (the first is {gone[0]})" if gone else None
+    problem = None
+    if gone:
+        are = "is" if len(gone) == 1 else "are"
+        problem = f"{len(gone)} of its files {are} gone (the first is {gone[0]})"
     return OlderState(metadata_location=path, snapshot=snapshot, problem=problem)

@@ -1,12 +1,13 @@
 """Rewrites the metadata of tables whose files were moved to another location. Data files stay as they are.
 
-Iceberg's paths are absolute: the metadata file names manifest lists, these name manifests, and these name data
-files. After the files of a table were moved, copied or restored (each to the same path below the table's location
-as before), `rewrite` writes all three kinds anew:
+Iceberg's paths are absolute: the metadata file names manifest lists, these name manifests, these name data files and
+delete files, and delete files name data files. After the files of a table were moved, copied or restored (each to the
+same path below the table's location as before), `rewrite` writes new files of all these kinds but data files:
 
-1. every manifest, once, with the same entries (status, snapshot, sequence numbers, partition, bounds) and new paths;
-2. every snapshot's manifest list;
-3. one metadata file, with an empty log of older ones: those name the old location.
+1. every delete file, once, with the same rows and new paths;
+2. every manifest, once, with the same entries (status, snapshot, sequence numbers, partition, bounds) and new paths;
+3. every snapshot's manifest list;
+4. one metadata file, with an empty log of older ones: those name the old location.
 
 Nothing is replaced: each new file has a new name. If killed at any point, it leaves orphans, and the old metadata
 is as it was. The catalog's pointer moves afterwards: `SegmentCatalog.register` for a catalog that does not have the
@@ -20,12 +21,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import pyarrow as pa
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     DataFile,
     ManifestContent,
     ManifestEntry,
+    ManifestEntryStatus,
     ManifestFile,
+    ManifestWriter,
     read_manifest_list,
     write_manifest,
     write_manifest_list,
@@ -39,14 +43,24 @@ from lastword.errors import CorruptError, StorageError
 from lastword.folder import steps
 from lastword.segments.fileio import bare_path
 from lastword.segments.foreign import decoding, mapped
+from lastword.segments.mapping import FILE_PATH_FIELD, listed_deletes
+from lastword.segments.marks import rewrite_paths
+from lastword.segments.model import DeleteFile
+from lastword.segments.producer import DeleteManifestWriter
 
 _FILE_PATH = 1
+_FILE_BYTES = 5
+_LOWER_BOUNDS = 10
+_UPPER_BOUNDS = 11
 _MANIFEST_PATH = 0
 _MANIFEST_LENGTH = 1
 _CODEC: Literal["deflate"] = "deflate"
 
 # pyiceberg has no setters for these fields. If a release moves them, this fails before any table is rewritten.
 assert DataFile.from_args(file_path="here")[_FILE_PATH] == "here"
+assert DataFile.from_args(file_size_in_bytes=7)[_FILE_BYTES] == 7
+assert DataFile.from_args(lower_bounds={1: b"low"})[_LOWER_BOUNDS] == {1: b"low"}
+assert DataFile.from_args(upper_bounds={1: b"high"})[_UPPER_BOUNDS] == {1: b"high"}
 assert ManifestFile.from_args(manifest_path="here")[_MANIFEST_PATH] == "here"
 assert ManifestFile.from_args(manifest_length=7)[_MANIFEST_LENGTH] == 7
 
@@ -56,7 +70,6 @@ class Rewritten:
     """The new metadata of a table. `damaged` are files that could not be read, at their new locations."""
 
     metadata_location: str
-    location: str
     damaged: tuple[str, ...] = ()
 
 
@@ -73,10 +86,10 @@ def rewrite(
             with decoding(metadata_file):
                 metadata = FromInputFile.table_metadata(file_io.new_input(metadata_file))
         except (CorruptError, FileNotFoundError):
-            return Rewritten(metadata_location=metadata_file, location=location, damaged=(metadata_file,))
+            return Rewritten(metadata_location=metadata_file, damaged=(metadata_file,))
         wanted = {**metadata.properties, **(properties or {})}
         if metadata.location == location and metadata.properties == wanted:
-            return Rewritten(metadata_location=metadata_file, location=location)
+            return Rewritten(metadata_location=metadata_file)
         return _Rewriter(file_io, metadata, location).run(metadata_file, wanted)
 
 
@@ -95,6 +108,7 @@ class _Rewriter:
         self._old = bare_path(metadata.location).rstrip("/") + "/"
         self._id = new_uuid().hex
         self._manifests: dict[str, ManifestFile | None] = {}
+        self._delete_files: dict[str, tuple[str, int]] = {}
         self._damaged: list[str] = []
 
     def run(self, metadata_file: str, properties: Mapping[str, str]) -> Rewritten:
@@ -115,9 +129,7 @@ class _Rewriter:
         target = f"{self._location}/metadata/{version:05d}-{new_uuid()}.metadata.json"
         ToOutputFile.table_metadata(type(self._metadata)(**document), self._io.new_output(target))
         steps.reached("relocate.metadata.written")
-        return Rewritten(
-            metadata_location=target, location=self._location, damaged=tuple(dict.fromkeys(self._damaged))
-        )
+        return Rewritten(metadata_location=target, damaged=tuple(dict.fromkeys(self._damaged)))
 
     def _moved(self, path: str) -> str:
         """Return the current location of a file of the table. A file outside the table's location has not moved."""
@@ -154,11 +166,6 @@ class _Rewriter:
 
     def _new_manifest(self, manifest: ManifestFile) -> ManifestFile | None:
         source = _changed(manifest, path=self._moved(manifest.manifest_path))
-        if manifest.content != ManifestContent.DATA:
-            raise StorageError(
-                f"{source.manifest_path} holds row-level deletes, which another engine wrote. They name the "
-                "files of the old location, and Lastword does not read them: roll the table back before it is moved."
-            )
         try:
             with decoding(source.manifest_path):
                 entries = source.fetch_manifest_entry(self._io, discard_deleted=False)
@@ -168,22 +175,52 @@ class _Rewriter:
         if not entries:
             return None
         target = f"{self._location}/metadata/{self._id}-m{len(self._manifests)}.avro"
+        for entry in entries:
+            if manifest.content == ManifestContent.DATA:
+                entry.data_file[_FILE_PATH] = self._moved(entry.data_file.file_path)
+            else:
+                self._move_delete_file(entry)
         self._write_manifest(manifest, entries, target)
         return _changed(manifest, path=target, length=len(self._io.new_input(target)))
 
     def _write_manifest(self, manifest: ManifestFile, entries: list[ManifestEntry], target: str) -> None:
         assert manifest.added_snapshot_id is not None
-        with write_manifest(
-            format_version=self._metadata.format_version,
-            spec=self._metadata.specs()[manifest.partition_spec_id],
-            schema=self._metadata.schema(),
-            output_file=self._io.new_output(target),
-            snapshot_id=manifest.added_snapshot_id,
-            avro_compression=_CODEC,
-        ) as writer:
+        spec, schema = self._metadata.specs()[manifest.partition_spec_id], self._metadata.schema()
+        output, snapshot_id = self._io.new_output(target), manifest.added_snapshot_id
+        writer: ManifestWriter
+        if manifest.content == ManifestContent.DATA:
+            writer = write_manifest(
+                self._metadata.format_version, spec, schema, output, snapshot_id, avro_compression=_CODEC
+            )
+        else:
+            writer = DeleteManifestWriter(spec, schema, output, snapshot_id, _CODEC)
+        with writer:
             for entry in entries:
-                entry.data_file[_FILE_PATH] = self._moved(entry.data_file.file_path)
                 writer.add_entry(entry)
+
+    def _move_delete_file(self, entry: ManifestEntry) -> None:
+        """Let the entry name a new delete file, which lists the same rows of the files at their new location."""
+        file = entry.data_file
+        if entry.status == ManifestEntryStatus.DELETED:
+            # It may be gone, and nobody reads it.
+            file[_FILE_PATH] = self._moved(file.file_path)
+        else:
+            listed = listed_deletes(file).file
+            if listed.path not in self._delete_files:
+                self._delete_files[listed.path] = self._new_delete_file(listed)
+            file[_FILE_PATH], file[_FILE_BYTES] = self._delete_files[listed.path]
+        for bounds in (file[_LOWER_BOUNDS], file[_UPPER_BOUNDS]):
+            if bounds and (path := bounds.get(FILE_PATH_FIELD)) is not None:
+                bounds[FILE_PATH_FIELD] = self._moved(path.decode()).encode()
+
+    def _new_delete_file(self, listed: DeleteFile) -> tuple[str, int]:
+        """Return the location and the size of a delete file with new paths."""
+        source = self._moved(listed.path)
+        try:
+            return rewrite_paths(self._io, source, self._moved)
+        except (pa.ArrowException, OSError, UnicodeDecodeError):
+            self._damaged.append(source)
+            return source, listed.size_bytes
 
 
 def _changed(manifest: ManifestFile, *, path: str, length: int | None = None) -> ManifestFile:

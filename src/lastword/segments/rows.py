@@ -1,4 +1,4 @@
-"""Records as they come out of segments and WALs: Arrow batches with the columns of a record."""
+"""Records as they are read from segments and WALs: Arrow batches with the columns of a record."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class FooterKeys:
     key_bytes: int
 
 
-_footers: dict[str, FooterKeys] = {}
+_footers: dict[Segment, FooterKeys] = {}
 
 
 class KeySketch:
@@ -104,7 +104,7 @@ class Sketches:
         return -(-sum(each.key_bytes for each in found) // keys) if keys else 0
 
     def _of(self, segment: Segment) -> FooterKeys:
-        known = _footers.get(segment.path)
+        known = _footers.get(segment)
         if known is None:
             from lastword.segments.raw import RawSegment
 
@@ -112,7 +112,7 @@ class Sketches:
                 known = FooterKeys(sketch=raw.sketch(), key_bytes=raw.key_bytes())
             if len(_footers) >= MAX_FOOTERS:
                 _footers.clear()
-            _footers[segment.path] = known
+            _footers[segment] = known
         return known
 
 

@@ -1,4 +1,4 @@
-"""A data folder as its log finds it: its format, the effective settings, and where catalog and warehouse are."""
+"""A data folder: its format, the effective settings, and the locations of its catalog and warehouse."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Storage:
         create: bool = True,
         guard: Guard | None = None,
     ) -> SegmentCatalog:
-        """Open the catalog. `guard` says which of its tables may be changed."""
+        """Open the catalog. `guard` decides which of its tables may be changed."""
         file = sqlite_file(self.properties)
         if not create and file is not None and not file.exists():
             # SQLite would create an empty one.

@@ -1,4 +1,4 @@
-"""The sealed segments of one topic as an Iceberg table: looks at it, plans, commits, tidies up."""
+"""The sealed segments of one topic as an Iceberg table: reads it, plans, commits, expires, collects."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from lastword.segments.model import (
     Announce,
     Codec,
     Collected,
+    DeleteFile,
     Guard,
     Owner,
     PastOwner,
@@ -39,7 +40,8 @@ from lastword.segments.model import (
     retry_on_conflict,
     to_nobody,
 )
-from lastword.segments.parquet import SegmentFiles, SegmentWriter
+from lastword.segments.parquet import SegmentFiles, job_of
+from lastword.segments.writer import SegmentWriter
 
 
 class SegmentTable:
@@ -59,10 +61,11 @@ class SegmentTable:
         self._announce = announce
         self._clock = clock
         self._identifier = table.name()
+        mapping.check_format(table.metadata.properties)
         self._topic_id = mapping.topic_from(table.metadata.properties).id
         self._table = table
         self._table_lock = Lock()
-        self._indexes = IndexCache()
+        self._indexes = IndexCache(self.files)
 
     @property
     def location(self) -> str:
@@ -224,8 +227,8 @@ class SegmentTable:
         With `only`, expire only those in it. Never expire the current one, those in `keep`, nor those that a tag or a
         branch names.
         """
-        attempts = 5
-        while True:
+
+        def attempt() -> list[int]:
             table = self._refresh()
             now_ms = self._clock.now_ms()
             protected = {ref.snapshot_id for ref in table.metadata.refs.values()} | set(keep)
@@ -238,18 +241,15 @@ class SegmentTable:
             ]
             if not old or dry_run:
                 return old
-            attempts -= 1
-            try:
-                topic = mapping.topic_from(table.metadata.properties)
-                if self._guard is not None and self._guard.check(topic) is not None:
-                    # Expiry makes no snapshot, and only a snapshot keeps a clone of the folder from continuing.
-                    self.claim()
-                    continue
-                self._keep(expire(table, old))
-                return old
-            except ConflictError:
-                if attempts == 0:
-                    raise
+            topic = mapping.topic_from(table.metadata.properties)
+            if self._guard is not None and self._guard.check(topic) is not None:
+                # Expiry makes no snapshot, and only a snapshot keeps a clone of the folder from continuing.
+                self.claim()
+                return attempt()
+            self._keep(expire(table, old))
+            return old
+
+        return retry_on_conflict(attempt)
 
     def collect(
         self,
@@ -291,21 +291,41 @@ class SegmentTable:
             )
         if new_owner is not None:
             change = replace(change, properties={**change.properties, **mapping.owner_properties(new_owner)})
-        try:
-            after = self._checked(base, change)
-            pending = _pending(base, change)
-            with nullcontext() if pending is None else self._announce(pending):
-                committed, snapshot_id = commit(
-                    table, base.id, change, now_ms=self._clock.now_ms(), reload=self._refresh
-                )
-        except SegmentGoneError as error:
-            if self._refresh().metadata.current_snapshot_id == base.id:
-                raise
-            # Another commit has replaced the snapshot since, and its files have been collected.
-            raise ConflictError(f"The table of {base.topic.name} changed: {error}") from error
+        if table.metadata.properties.get(mapping.TABLE_FORMAT) != str(mapping.FORMAT):
+            # Versions that can't read what we may write refuse the table from now on.
+            change = replace(
+                change, properties={**change.properties, mapping.TABLE_FORMAT: str(mapping.FORMAT)}
+            )
+        change = self._with_own_marks(base, change)
+        after = self._checked(base, change)
+        pending = _pending(base, change)
+        with nullcontext() if pending is None else self._announce(pending):
+            committed, snapshot_id = commit(
+                table, base.id, change, now_ms=self._clock.now_ms(), reload=self._refresh
+            )
         self._indexes.put(snapshot_id, after)
         self._keep(committed)
         return self._snapshot_of(committed, snapshot_id)
+
+    def _with_own_marks(self, base: Snapshot, change: Change) -> Change:
+        """Give segments files of their own for their marks where a file that lists them, too, goes with the change."""
+        shared = {each.path for segment in change.removed for each in _shared_deletes(segment)}
+        if not shared:
+            return change
+        removed = {segment.path for segment in change.removed}
+        others = [
+            segment
+            for segment in self._index(base.id).by_path.values()
+            if segment.path not in removed and shared & {each.path for each in _shared_deletes(segment)}
+        ]
+        from lastword.segments.marking import copied
+
+        job_id = next((job for each in change.added if (job := job_of(each.path)) is not None), "marks")
+        return replace(
+            change,
+            removed=[*change.removed, *others],
+            added=[*change.added, *(copied(self.files, each, job_id=job_id) for each in others)],
+        )
 
     def _checked(self, base: Snapshot, change: Change) -> SegmentIndex:
         """Return the segments after the change, which must fit those that are there."""
@@ -313,10 +333,11 @@ class SegmentTable:
         for segment in change.removed:
             if index.by_path.get(segment.path) != segment:
                 raise ConflictError(f"The segment {segment.path} is no longer in snapshot {base.id}.")
+        replaced = {segment.path for segment in change.removed}
         for segment in change.added:
             if not 0 <= segment.partition < len(change.positions):
                 raise UnknownPartitionError(f"{base.topic.name} has no partition {segment.partition}.")
-            if segment.path in index.by_path:
+            if segment.path in index.by_path and segment.path not in replaced:
                 raise ConflictError(f"The segment {segment.path} is in snapshot {base.id} already.")
         return index.changed(change.removed, change.added)
 
@@ -324,6 +345,7 @@ class SegmentTable:
         with mapped(f"Looking at the table {'.'.join(self._identifier)}"):
             table = self._loader.load(self._identifier, known=self._table)
         if table is not self._table:
+            mapping.check_format(table.metadata.properties)
             if mapping.topic_from(table.metadata.properties).id != self._topic_id:
                 raise UnknownTopicError(f"The topic {'.'.join(self._identifier)} was deleted and recreated.")
             self._keep(table)
@@ -358,6 +380,10 @@ class SegmentTable:
             return mapping.snapshot_from(table.metadata, snapshot)
 
 
+def _shared_deletes(segment: Segment) -> list[DeleteFile]:
+    return [] if segment.marks is None else [each for each in segment.marks.files if each.is_shared]
+
+
 def _age(table: Table) -> int:
     snapshot = table.metadata.current_snapshot()
     return (snapshot.sequence_number or 0) if snapshot else 0
@@ -389,5 +415,5 @@ def _moved(base: Snapshot, changed: Mapping[int, Positions]) -> tuple[Positions,
         )
         if down:
             raise ValueError(f"positions of partition {partition} would move down: {old} to {new}")
-        positions[partition] = new
+        positions[partition] = new.without_passed_rounds()
     return tuple(positions)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 STOP_S = 10.0
 """How long a job may take to end after a stop request, before the process ends without waiting for it."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
 """How long the main thread may block before it checks for signals."""
 
 
@@ -55,7 +55,7 @@ class StopRequest:
         """Wait for a request."""
         while True:
             with suppress(queue.Empty):
-                return self._asked.get(timeout=_LOOK_S)
+                return self._asked.get(timeout=_POLL_S)
 
 
 def in_thread(act: Callable[[], T], name: str) -> Future[T]:

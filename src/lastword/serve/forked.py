@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from lastword.errors import UnavailableError
+from lastword.folder.processes import is_running
 
 logger = logging.getLogger(__name__)
 
@@ -159,14 +160,12 @@ async def _kill(process: Forked) -> None:
     """Kill a process whose end is no longer reported, and wait for it: until then it may hold a port and a lock."""
     for _ in range(KILLED_TRIES):
         process.send_signal(signal.SIGKILL)
-        # If this is process 1, as in a container, it adopts orphans and must reap them.
-        with suppress(ChildProcessError):
-            os.waitpid(process.pid, os.WNOHANG)
-        try:
-            os.kill(process.pid, 0)
-        except ProcessLookupError:
+        if not is_running(process.pid):
             break
         await asyncio.sleep(0.02)
+    # If this is process 1, as in a container, it adopts orphans and must reap them.
+    with suppress(ChildProcessError):
+        os.waitpid(process.pid, os.WNOHANG)
     process.ended(-signal.SIGKILL)
 
 

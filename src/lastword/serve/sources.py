@@ -19,7 +19,7 @@ from typing import Final
 
 from lastword.clock import SystemClock
 from lastword.connect import ConnectConfig, Connectors
-from lastword.connect.target import NoTarget
+from lastword.connect.destination import NoDestination
 from lastword.errors import LastwordError
 from lastword.log import Log
 from lastword.serve.child import ServeOptions
@@ -48,7 +48,7 @@ class Sources:
     def check(self) -> None:
         """Raise InvalidConfigError if the file is wrong."""
         if self._file is not None and not self._restarted:
-            Connectors(NoTarget(self._data, SystemClock()), ConnectConfig.load(self._file))
+            Connectors(NoDestination(self._data, SystemClock()), ConnectConfig.load(self._file))
 
     def open(self, log: Log) -> None:
         """Take the sources' locks. Raise LockedError, which names the process, if another one runs a source."""

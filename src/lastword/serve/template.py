@@ -47,13 +47,16 @@ def main() -> None:
 def _load() -> dict[str, Serve]:
     """Load the modules without garbage collection, which is a sixth faster. The forked processes don't collect them."""
     gc.disable()
+    from lastword import loading
+
+    loading.load_arrow_without_pandas()
     from lastword import batch
-    from lastword.serve import broker, worker
+    from lastword.serve import broker_process, worker_process
 
     batch.warm_up()
     gc.freeze()
     gc.enable()
-    return {"broker": broker.serve, "worker": worker.serve}
+    return {"broker": broker_process.serve, "worker": worker_process.serve}
 
 
 class Template:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import runpy
 
-from lastword import heap
+from lastword import loading
 from lastword.compaction import pool, rewrite, spark, survivors  # noqa: F401
 from lastword.spark import tasks  # noqa: F401
 
 if __name__ == "__main__":
-    heap.freeze()
+    loading.freeze()
     # It reads the name of the worker's module from the arguments.
     runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from lastword.errors import InvalidError
-from lastword.reading.timetravel import AsOf
+from lastword.reading.timetravel import AsOf, parse_as_of
 from lastword.record_json import parse_time
 
 COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
@@ -71,7 +71,7 @@ class WriteOptions:
 def batch_options(given: Mapping[str, str]) -> ReadOptions:
     found = _known(given, _BATCH, "a batch read")
     view = _one_of(found, "view", ("records", "state"), "records")
-    as_of = _as_of(found["as.of"]) if "as.of" in found else None
+    as_of = parse_as_of(found["as.of"], "option 'as.of'") if "as.of" in found else None
     start, end = _bound(found, "start"), _bound(found, "end")
     bounded = [name for name in ("start", "start.time", "end", "end.time") if name in found]
     if bounded and (view == "state" or as_of is not None):
@@ -178,21 +178,6 @@ def _offsets(name: str, text: str) -> Offsets:
         f"option {name!r} is {text!r}; allowed: earliest, latest, an offset for every partition such as 1000, or one "
         f'for some of them such as {{"0": 1000, "1": 250}}'
     )
-
-
-def _as_of(text: str) -> AsOf:
-    kind, colon, rest = text.partition(":")
-    if colon and kind == "snapshot" and rest.isascii() and rest.isdigit():
-        return AsOf(snapshot_id=int(rest))
-    if text.isascii() and text.isdigit():
-        return AsOf(offset=int(text))
-    try:
-        return AsOf(time_ms=parse_time(text if not text.startswith("-") else ""))
-    except InvalidError:
-        raise InvalidError(
-            f"option 'as.of' is {text!r}; allowed: an offset such as 1000, a time such as 2026-01-31T12:00:00Z, or "
-            f"snapshot:ID"
-        ) from None
 
 
 def _one_of(found: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:

@@ -22,7 +22,7 @@ from lastword.log.topic import Topic
 from lastword.reading import timetravel, winners
 from lastword.reading.reader import PartitionReader
 from lastword.reading.timetravel import View
-from lastword.segments.model import look_again
+from lastword.segments.model import retry_if_moved
 from lastword.spark.filters import Wanted
 from lastword.spark.opened import opened
 from lastword.spark.options import Bound, ReadOptions
@@ -126,14 +126,17 @@ def _plan_state(
     log: Log, topic: Topic, readers: Sequence[PartitionReader], options: ReadOptions, wanted: Wanted
 ) -> list[InputPartition]:
     def attempt() -> list[InputPartition]:
-        views = [_view(reader, options) for reader in readers]
-        with ExitStack() as stack:
-            for reader, view in zip(readers, views, strict=True):
-                stack.enter_context(reader.pin(view.snapshot))
-            found = winners.find(readers, views, strategy_of(topic.settings), wanted.keys)
+        with ExitStack() as pins:
+            found = winners.find(
+                readers,
+                lambda reader: timetravel.view(reader, options.as_of),
+                strategy_of(topic.settings),
+                pins,
+                wanted.keys,
+            )
             return _state_tasks(log, topic, readers, found, options, wanted)
 
-    return look_again(attempt, f"Topic {topic.name!r}")
+    return retry_if_moved(attempt, f"Topic {topic.name!r}")
 
 
 def _state_tasks(
@@ -239,17 +242,11 @@ def _keep_for_a_while(log: Log, topic: Topic, snapshot_id: int) -> None:
         return
 
 
-def _view(reader: PartitionReader, options: ReadOptions) -> View:
-    if options.as_of is None:
-        return timetravel.view_now(reader)
-    return timetravel.view_as_of(reader, options.as_of)
-
-
 def _bounded(reader: PartitionReader, options: ReadOptions, *, end: Bound) -> View:
     """Return the view of a partition from the beginning to the end of its read."""
 
     def attempt() -> View:
-        view = _view(reader, options)
+        view = timetravel.view(reader, options.as_of)
         with reader.pin(view.snapshot):
             return replace(
                 view,
@@ -257,7 +254,7 @@ def _bounded(reader: PartitionReader, options: ReadOptions, *, end: Bound) -> Vi
                 end=_offset_of(reader, view, end, "end", view.end),
             )
 
-    return look_again(attempt, f"Partition {reader.partition}")
+    return retry_if_moved(attempt, f"Partition {reader.partition}")
 
 
 def _offset_of(reader: PartitionReader, view: View, bound: Bound, name: str, default: int) -> int:

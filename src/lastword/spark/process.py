@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from lastword import heap
+from lastword import loading
 
 _FORKED_BY: Final = "pyspark.daemon"
 
@@ -21,7 +21,7 @@ def prepare_process() -> None:
     if _settled or _main_module() != _FORKED_BY:
         return
     _settled = True
-    heap.freeze()
+    loading.freeze()
 
 
 def _main_module() -> str | None:

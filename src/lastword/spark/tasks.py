@@ -264,7 +264,8 @@ def _tail_of(reader: PartitionReader, task: TailTask) -> Iterator[pa.RecordBatch
         pass
     # The range has been sealed since the read was planned; no record of it may have been compacted away.
     yield from reader.replay(offset, task.end)
-    if reader.table.snapshot().positions[task.partition].first_dirty > task.start:
+    at = reader.table.snapshot().positions[task.partition]
+    if at.first_dirty > task.start or at.next_exact(task.end) > task.end:
         raise UnavailableError(
             f"Partition {task.partition} of {task.where.topic!r} was compacted while its past was read; read it again."
         )

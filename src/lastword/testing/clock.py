@@ -30,6 +30,6 @@ class ManualClock:
             self._now_ms += duration_ms
 
     def put(self, now_ms: float) -> None:
-        """Set the time, which may be earlier than before."""
+        """Set the time. It may be earlier than before."""
         with self._lock:
             self._now_ms = float(now_ms)

@@ -13,11 +13,13 @@ files.py       the names of files, and the batches in a file
 state.py       `wal.state`
 checkpoint.py  `writer.json` and `deleter.json`
 producers.py   the state of idempotent producers
-writer.py      the only writer of a partition
+active.py      the active file: takes batches, syncs them, shows them to readers
+writer.py      the only writer of a partition: appends and rolls
 flusher.py     syncs at an interval
 recovery.py    opens a WAL, whatever state it was left in
 reader.py      reads by offset, while the writer appends
 deleter.py     removes files that are sealed
+rolled.py      files that are still to be sealed, read whole or span by span
 repair.py      finds damage and skips it
 staged.py      appends many records to several partitions as one unit
 """

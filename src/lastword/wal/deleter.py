@@ -44,21 +44,36 @@ class LocalFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalWal:
+class LocalFiles:
+    """The files of one partition's WAL, oldest first."""
+
+    sealed_end: int
+    files: tuple[LocalFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes or 0 for file in self.files)
+
+    def waiting_ms(self, now_ms: int) -> int:
+        """Return how long the oldest rolled file has waited to be sealed; 0 if none has."""
+        rolled_ms = [
+            file.rolled_ms
+            for file in self.files
+            if file.rolled_ms is not None and (file.end_offset or 0) > self.sealed_end
+        ]
+        return max(0, now_ms - min(rolled_ms)) if rolled_ms else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalWal(LocalFiles):
     """One partition's WAL as a cycle sees it."""
 
     topic: str
     partition: int
     folder: Path
-    sealed_end: int
     settings: TopicSettings
-    files: tuple[LocalFile, ...]
     producers_saved_to: int | None = None
     """Files beyond this offset are still needed to rebuild producer state; None: there are no producers."""
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.size_bytes or 0 for file in self.files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +107,21 @@ def local_wal(
     saved = checkpoints.load_writer(folder)
     if saved is None:
         return None
-    files = checkpoints.left_files(folder, saved)
-    ends: list[int | None] = [file.first_offset for file in files[1:]]
     return LocalWal(
         topic=topic,
         partition=partition,
         folder=folder,
         sealed_end=sealed_end,
         settings=settings,
-        files=tuple(_local(folder, file, end) for file, end in zip(files, [*ends, None], strict=True)),
+        files=local_files(folder, checkpoints.left_files(folder, saved)),
         producers_saved_to=producers.saved_offset(folder),
     )
+
+
+def local_files(folder: Path, files: Sequence[WalFile]) -> tuple[LocalFile, ...]:
+    """Return the files of a WAL, oldest first, with their sizes on disk."""
+    ends: list[int | None] = [file.first_offset for file in files[1:]]
+    return tuple(_local(folder, file, end) for file, end in zip(files, [*ends, None], strict=False))
 
 
 def _local(folder: Path, file: WalFile, end_offset: int | None) -> LocalFile:

@@ -1,4 +1,4 @@
-"""WAL files: their names, and walking the record batches in a file."""
+"""WAL files: their names, creating them, and walking the record batches in a file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from lastword import batch
 from lastword.batch import BatchHeader
 from lastword.errors import CorruptError, LastwordError, StorageError
+from lastword.folder import disk
 
 SET_ASIDE = "-epoch-"
 """Separates a topic's id and an owner epoch in the name of a WAL from before another data folder took the topic over."""
@@ -57,6 +58,20 @@ class WalFile:
 
     def rolled(self, *, size_bytes: int, now_ms: int) -> WalFile:
         return replace(self, size_bytes=size_bytes, rolled_ms=now_ms)
+
+
+def create_file(folder: Path, file: WalFile) -> int:
+    """Create an empty WAL file, synced with its name, open for appending."""
+    fd = os.open(
+        folder / file.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
+    )
+    try:
+        disk.fsync(fd)
+        disk.sync_folder(folder)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +160,14 @@ def _batch_at(
     if not batch.check_crc(chunk, header, at):
         raise damaged(path, expected_offset, position, "a batch's checksum is wrong")
     return PlacedBatch(header, chunk[at : at + header.size_bytes], position)
+
+
+def header_at(data: bytes, position: int = 0) -> BatchHeader | None:
+    """Return the header of the batch at a position, or None if there is none."""
+    try:
+        return batch.read_header(data, position)
+    except batch.BadBatchError:
+        return None
 
 
 def unreadable(path: Path, offset: int, error: OSError) -> LastwordError:

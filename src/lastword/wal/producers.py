@@ -9,18 +9,17 @@ after a failed save the earlier file and the WAL still have everything.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from lastword import batch
 from lastword.batch import BatchHeader
-from lastword.errors import CorruptError, FencedProducerError, OutOfOrderSequenceError
-from lastword.folder import disk, state_file
+from lastword.errors import CorruptError, FencedProducerError, OutOfOrderSequenceError, WriteFailedError
+from lastword.folder import state_file
 from lastword.folder.paths import PRODUCERS_FILE
 from lastword.wal.files import WalFile
 
@@ -146,7 +145,7 @@ class ProducerStates:
                 for producer_id, known in self._producers.items()
             ],
         }
-        disk.replace_file(folder / PRODUCERS_FILE, json.dumps(saved, separators=(",", ":")).encode())
+        state_file.save(folder / PRODUCERS_FILE, saved)
 
     def take(self, saved: list[list[object]], end_offset: int) -> None:
         for producer_id, epoch, last_ms, batches in saved:
@@ -154,6 +153,49 @@ class ProducerStates:
             kept = [each for each in sent if each.last_offset < end_offset]
             if kept:
                 self._producers[int(producer_id)] = _Producer(int(epoch), int(last_ms), kept)  # type: ignore[call-overload]
+
+
+class KnownProducers:
+    """The producers of a partition that is being written. The partition's writer calls it, under its lock."""
+
+    def __init__(
+        self, folder: Path, load_states: Callable[[], ProducerStates], expiration_ms: int | None
+    ) -> None:
+        self._folder = folder
+        self._load_states = load_states
+        self._expiration_ms = expiration_ms
+        self._states: ProducerStates | None = None
+        self._is_expected = False
+
+    @property
+    def states(self) -> ProducerStates:
+        """The state, loaded when needed: most open partitions never get a batch."""
+        if self._states is None:
+            self._states = self._load_states()
+        return self._states
+
+    def expect(self, end_offset: int) -> None:
+        """Note on disk, before the first batch of a producer, that there are some, so that a crash loses none."""
+        if not self._is_expected and not exists(self._folder):
+            try:
+                self.states.save(self._folder, end_offset)
+            except OSError as error:
+                raise WriteFailedError(
+                    f"Can't write {self._folder / PRODUCERS_FILE}: {error.strerror or error}. "
+                    f"Nothing was appended; free some space and try again."
+                ) from error
+        self._is_expected = True
+
+    def save(self, end_offset: int, now_ms: int) -> None:
+        """Save the state. If that fails, the deleter keeps the files that still have it."""
+        try:
+            known = self.states
+            if self._expiration_ms is not None:
+                known.expire(now_ms - self._expiration_ms)
+            if len(known) or exists(self._folder):
+                known.save(self._folder, end_offset)
+        except OSError as error:
+            logger.warning("can't save the producer state to %s: %s", self._folder, error)
 
 
 def exists(folder: Path) -> bool:
@@ -177,14 +219,10 @@ def load(folder: Path, files: Iterable[WalFile], *, end_offset: int, end_positio
 
 def recover(folder: Path, files: Sequence[WalFile], *, end_offset: int, end_position: int) -> None:
     """Save the state as the WAL has it, after an unclean end."""
-    states = ProducerStates()
-    saved = _read(folder)
-    if saved is None:
-        return
-    states.take(saved[1], end_offset)
-    _read_batches(states, folder, files, min(saved[0], end_offset), end_offset, end_position)
-    # Even if no producer is left: a batch that was cut off must not be mistaken for one that gets its offsets now.
-    states.save(folder, end_offset)
+    if exists(folder):
+        states = load(folder, files, end_offset=end_offset, end_position=end_position)
+        # Even if no producer is left: a batch that was cut off must not be mistaken for one that gets its offsets now.
+        states.save(folder, end_offset)
 
 
 def _read_batches(

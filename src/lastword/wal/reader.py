@@ -67,7 +67,7 @@ class WalReader:
     def extent(self) -> WalExtent | None:
         """Return the offsets that can be read now; None if the partition has no WAL yet."""
         state = states.load(self._folder)
-        if state is None or not self._look():
+        if state is None or not self._reload():
             return None
         return WalExtent(start=self._files[0].first_offset, end=state.visible_offset)
 
@@ -86,7 +86,7 @@ class WalReader:
             except FileNotFoundError:
                 # The deleter removed the file since we read the checkpoint, or recovery copied it.
                 self.close()
-                self._look()
+                self._reload()
             except CorruptError:
                 # Repair may replace the file.
                 self.close()
@@ -123,7 +123,7 @@ class WalReader:
             os.close(self._cursor.fd)
             self._cursor = None
 
-    def _look(self) -> bool:
+    def _reload(self) -> bool:
         saved = checkpoints.load_writer(self._folder)
         self._files = () if saved is None else checkpoints.left_files(self._folder, saved)
         left = {file.seq for file in self._files}
@@ -134,7 +134,7 @@ class WalReader:
         if self._cursor is not None and self._cursor.offset == offset:
             return self._cursor
         if not self._files or self._files[-1].seq < state.seq or offset < self._files[0].first_offset:
-            self._look()
+            self._reload()
         return self._open(self._file_of(offset), offset, state)
 
     def _file_of(self, offset: int) -> WalFile:
@@ -185,7 +185,7 @@ class WalReader:
         if file.size_bytes is not None:
             return file.size_bytes
         # It was rolled since the checkpoint was read: look up its size again.
-        self._look()
+        self._reload()
         for each in self._files:
             if each.seq == file.seq:
                 return each.size_bytes or 0
@@ -230,7 +230,7 @@ class WalReader:
             for each in self._files:
                 if each.seq > file.seq:
                     return each
-            self._look()
+            self._reload()
         return None
 
 

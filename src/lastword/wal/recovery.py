@@ -32,9 +32,8 @@ from lastword.wal import checkpoint as checkpoints
 from lastword.wal import producers
 from lastword.wal import state as states
 from lastword.wal.checkpoint import Damage, WriterCheckpoint
-from lastword.wal.files import CHUNK_BYTES, WalFile, file_name, list_seqs, walk
+from lastword.wal.files import CHUNK_BYTES, WalFile, create_file, file_name, header_at, list_seqs, walk
 from lastword.wal.state import Phase, StateFile, WalState
-from lastword.wal.writer import OpenedWal, create_file
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +49,16 @@ class Floor:
     @property
     def offset(self) -> int:
         return max(self.sealed_end, self.log_start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedWal:
+    """The result of recovery: where to continue. With `failed` set the partition can be read, not written."""
+
+    checkpoint: WriterCheckpoint
+    end_offset: int
+    end_position: int
+    failed: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,11 +199,7 @@ def _rebuild(
 
 def _first_header(path: Path) -> batch.BatchHeader | None:
     with path.open("rb") as file:
-        head = file.read(batch.HEADER_BYTES)
-    try:
-        return batch.read_header(head)
-    except batch.BadBatchError:
-        return None
+        return header_at(file.read(batch.HEADER_BYTES))
 
 
 def _joined(

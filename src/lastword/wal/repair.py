@@ -26,7 +26,7 @@ from lastword.folder.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import state as states
 from lastword.wal.checkpoint import WriterCheckpoint
-from lastword.wal.files import WalFile, walk
+from lastword.wal.files import WalFile, header_at, walk
 from lastword.wal.recovery import aside_path
 
 logger = logging.getLogger(__name__)
@@ -125,18 +125,7 @@ def _damaged_ranges(folder: Path, file: WalFile, end_offset: int) -> Iterator[Da
         if data is None:
             data = path.read_bytes()[:expected_size] if path.exists() else b""
         found = _next_batch(data, position, offset, end_offset)
-        if found is None:
-            yield DamagedRange(
-                path=path,
-                seq=file.seq,
-                position=position,
-                end_position=len(data),
-                first_offset=offset,
-                end_offset=end_offset,
-                problem=problem,
-            )
-            return
-        next_position, next_offset = found
+        next_position, next_offset = found or (len(data), end_offset)
         yield DamagedRange(
             path=path,
             seq=file.seq,
@@ -146,6 +135,8 @@ def _damaged_ranges(folder: Path, file: WalFile, end_offset: int) -> Iterator[Da
             end_offset=next_offset,
             problem=problem,
         )
+        if found is None:
+            return
         position, offset = next_position, next_offset
 
 
@@ -153,7 +144,7 @@ def _next_batch(data: bytes, start: int, first_offset: int, end_offset: int) -> 
     """Return the position and the offset of the next whole batch with an offset in the range, or None."""
     candidates = np.flatnonzero(np.frombuffer(data, np.uint8)[start + _MAGIC_AT :] == _MAGIC) + start
     for position in candidates.tolist():
-        header = _header_at(data, position)
+        header = header_at(data, position)
         if (
             header is not None
             and first_offset <= header.base_offset < header.next_offset <= end_offset
@@ -169,15 +160,8 @@ def _is_followed(data: bytes, header: batch.BatchHeader, position: int, end_offs
     after = position + header.size_bytes
     if after >= len(data):
         return header.next_offset == end_offset
-    following = _header_at(data, after)
+    following = header_at(data, after)
     return following is not None and following.base_offset == header.next_offset
-
-
-def _header_at(data: bytes, position: int) -> batch.BatchHeader | None:
-    try:
-        return batch.read_header(data, position)
-    except batch.BadBatchError:
-        return None
 
 
 def _write_without(

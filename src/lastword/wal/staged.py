@@ -25,7 +25,6 @@ same reason, after a failure between note and sync the partition refuses appends
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import shutil
@@ -42,7 +41,7 @@ from lastword.errors import CorruptError, InvalidError, LastwordError, WriteFail
 from lastword.folder import disk, state_file
 from lastword.folder.channel import ask
 from lastword.folder.locks import writer_channel
-from lastword.folder.paths import COMMITTED_FILE, STAGING_FOLDER
+from lastword.folder.paths import COMMITTED_FILE, STAGING_FOLDER, UNIT_FILE
 from lastword.folder.steps import reached
 from lastword.wal.writer import PartitionWriter
 
@@ -50,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 ONE_WRITE: Final = re.compile("job-[0-9a-f]{32}")
 """The names of sinks that are for a single write."""
-_UNIT: Final = "unit.json"
 
 
 class Piece(NamedTuple):
@@ -98,7 +96,7 @@ class Sink:
     @property
     def unit(self) -> Unit | None:
         """The unit under way."""
-        saved = _load(self.folder / _UNIT)
+        saved = _load(self.folder / UNIT_FILE)
         if saved is None:
             return None
         pieces = {
@@ -131,25 +129,25 @@ class Sink:
         return saved is not None and saved["number"] == unit.number
 
     def note(self, partition: int, note: _Note) -> None:
-        disk.replace_file(self._note(partition), json.dumps(asdict(note)).encode())
+        state_file.save(self._note(partition), asdict(note))
         reached("staged.noted")
 
     def commit(self, number: int) -> None:
         """Note that a unit has been appended, and remove its files."""
-        disk.replace_file(self.folder / COMMITTED_FILE, json.dumps({"unit": number}).encode())
+        state_file.save(self.folder / COMMITTED_FILE, {"unit": number})
         reached("staged.committed")
         self.clear()
         reached("staged.cleared")
 
     def withdraw(self) -> None:
         """Forget the unit under way. Nothing of it may have been appended."""
-        (self.folder / _UNIT).unlink(missing_ok=True)
+        (self.folder / UNIT_FILE).unlink(missing_ok=True)
         disk.sync_folder(self.folder)
 
     def clear(self) -> None:
         """Remove everything but the number of the last unit."""
         # The unit first: a note without its unit means nothing.
-        (self.folder / _UNIT).unlink(missing_ok=True)
+        (self.folder / UNIT_FILE).unlink(missing_ok=True)
         for path in list(self.folder.iterdir()):
             if path.name != COMMITTED_FILE:
                 path.unlink(missing_ok=True)
@@ -187,7 +185,7 @@ class Sink:
             "pieces": pieces,
             "starts": dict(unit.starts),
         }
-        disk.replace_file(self.folder / _UNIT, json.dumps(saved).encode())
+        state_file.save(self.folder / UNIT_FILE, saved)
 
 
 def topic_folder(data_folder: Path, topic_id: UUID) -> Path:

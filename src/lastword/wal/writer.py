@@ -2,8 +2,8 @@
 
 Steps of an append:
 1. the batch gets its offsets and the leader epoch, and is written to the active file;
-2. with `wal.sync=group` the appender waits until a sync covers it. The first waiter syncs for all batches written
-   before the sync began, the others sleep. With `interval` and `none` the appender does not wait;
+2. with `wal.sync=group` the appender waits until a sync covers it (active.py). With `interval` and `none` it does not
+   wait;
 3. `wal.state` makes the batch visible to readers, and only then is the append acknowledged.
 
 Steps of a roll: sync the active file, save the producer state, create and sync the next file and its name, replace
@@ -11,10 +11,6 @@ Steps of a roll: sync the active file, save the producer state, create and sync 
 
 If the process is killed, everything that step 3 made visible is in the file. Bytes after that are whole batches, which
 recovery keeps, or a torn one, which it cuts. A next file that `writer.json` does not name is empty and is removed.
-
-After a failed write or sync it is not known what the file holds on disk, whatever reading it back returns. So the
-writer marks it as failed and answers every waiting and later append with WriteFailedError. Only reopening, which copies
-the acknowledged part to a new file, makes the partition writable again.
 """
 
 from __future__ import annotations
@@ -23,45 +19,34 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lastword import batch
 from lastword.clock import Clock
 from lastword.config import TopicSettings, WalSync
-from lastword.errors import ClosedError, InvalidRecordError, OffsetOutOfRangeError, WriteFailedError
-from lastword.folder import disk
-from lastword.folder.paths import PRODUCERS_FILE
+from lastword.errors import InvalidRecordError, OffsetOutOfRangeError, WriteFailedError
 from lastword.folder.steps import reached
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import producers
-from lastword.wal.checkpoint import WriterCheckpoint
-from lastword.wal.files import WalFile
-from lastword.wal.producers import ActiveProducer, ProducerStates
-from lastword.wal.state import Phase, StateFile, WalState
+from lastword.wal.active import ActiveFile, Shown
+from lastword.wal.files import WalFile, create_file
+from lastword.wal.producers import ActiveProducer, KnownProducers, ProducerStates
+from lastword.wal.recovery import OpenedWal
 
 logger = logging.getLogger(__name__)
 
-RollReason = Literal["segment.bytes", "segment.ms", "tiering.lag.ms", "max.compaction.lag.ms", "asked for"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedWal:
-    """The result of recovery: where to continue. With `failed` set the partition can be read, not written."""
-
-    checkpoint: WriterCheckpoint
-    end_offset: int
-    end_position: int
-    failed: str | None = None
-
-
-class Shown(NamedTuple):
-    """The end of the visible part: the active file, and the first offset and byte in it that readers may not see."""
-
-    seq: int
-    offset: int
-    position: int
+RollReason = Literal[
+    "segment.bytes",
+    "segment.ms",
+    "tiering.lag.ms",
+    "max.compaction.lag.ms",
+    "the clock was put back",
+    "asked for",
+]
+CLOCK_JITTER_MS = 60_000
+"""A clock that is put back by no more than this does not make a file roll."""
 
 
 class Produced(NamedTuple):
@@ -100,6 +85,9 @@ def roll_reason(
     if incoming_bytes and size_bytes + incoming_bytes > settings.segment_bytes:
         return "segment.bytes"
     age_ms = now_ms - first_append_ms
+    if age_ms < -CLOCK_JITTER_MS:
+        # Its records would wait for as long as the clock was put back.
+        return "the clock was put back"
     if age_ms >= settings.segment_ms:
         return "segment.ms"
     if age_ms >= settings.tiering_lag_ms:
@@ -128,42 +116,31 @@ class PartitionWriter:
         """Called, from any thread, after more has become visible to readers. It must not block."""
         self.is_synced_by_append = sync.mode == "group"
         self._folder = folder
-        self._sync_mode = sync.mode
         self._clock = clock
         # Held by the thread that is writing, even while a roll releases the other lock: its batches stay contiguous.
         self._appending = threading.Lock()
-        self._changed = threading.Condition()
+        self._active = ActiveFile(
+            folder, opened, syncs_before_showing=self.is_synced_by_append, on_shown=self._tell_shown
+        )
+        self._changed = self._active.changed
         self._checkpoint = opened.checkpoint
         self._epoch = opened.checkpoint.epochs[-1][0]
-        self._end_offset = self._visible_offset = self._durable_offset = opened.end_offset
-        self._end_position = self._visible_position = self._durable_position = opened.end_position
-        self._shown = Shown(opened.checkpoint.active.seq, opened.end_offset, opened.end_position)
-        self._first_append_ms = opened.checkpoint.active.opened_ms
-        self._producer_expiration_ms = producer_expiration_ms
-        # Loaded when needed: most open partitions never get a batch.
-        self._producers: ProducerStates | None = None
-        self._has_producers = False
-        self._failed = opened.failed
-        self._syncing = False
-        self._closed = False
-        # The first append opens the files, so that idle partitions cost no file descriptors.
-        self._fd: int | None = None
-        self._state_file: StateFile | None = None
+        self._producers = KnownProducers(folder, self._load_producers, producer_expiration_ms)
 
     @property
     def end_offset(self) -> int:
         """The offset that the next record gets."""
-        return self._end_offset
+        return self._active.end_offset
 
     @property
     def visible_end(self) -> int:
         """The first offset that readers may not see yet."""
-        return self._visible_offset
+        return self._active.visible_offset
 
     @property
     def shown(self) -> Shown:
         """The end of the visible part, as one consistent value."""
-        return self._shown
+        return self._active.shown
 
     @property
     def files(self) -> tuple[WalFile, ...]:
@@ -181,12 +158,12 @@ class PartitionWriter:
     @property
     def failed(self) -> str | None:
         """Why the partition refuses appends, or None."""
-        return self._failed
+        return self._active.failed
 
     def active_producers(self) -> list[ActiveProducer]:
         """Return the idempotent producers that this partition knows."""
         with self._changed:
-            return self._producer_states().active()
+            return self._producers.states.active()
 
     def append(self, data: bytes | memoryview, *, append_time_ms: int | None = None) -> int:
         """Append one checked batch and wait until it may be acknowledged. Return the offset of its first record."""
@@ -224,40 +201,40 @@ class PartitionWriter:
         """
         with self._appending:
             with self._changed:
-                self._check_writable()
-            if start is not None and start != self._end_offset:
+                self._active.check_writable()
+            if start is not None and start != self.end_offset:
                 raise OffsetOutOfRangeError(
-                    f"records belong at offset {start} of {self._folder}, whose log end is {self._end_offset}"
+                    f"records belong at offset {start} of {self._folder}, whose log end is {self.end_offset}"
                 )
             try:
-                end_offset = self._end_offset
+                end_offset = self.end_offset
                 note(end_offset)
                 for data in batches:
                     _, end_offset = self._stage(data, append_time_ms)
                 return end_offset
             except BaseException as error:
                 with self._changed:
-                    if self._failed is None:
-                        self._fail("append noted batches to", error)
+                    if self.failed is None:
+                        self._active.fail("append noted batches to", error)
                 raise
 
     def refuse(self, why: str) -> None:
         """Take no appends until the partition is reopened."""
         with self._changed:
-            self._failed = why
+            self._active.failed = why
             logger.error("%s", why)
 
     def _stage(self, data: bytes | memoryview, append_time_ms: int | None) -> tuple[int, int]:
         header = batch.read_header(data)
         assert header is not None and header.last_offset_delta >= 0
         with self._changed:
-            self._check_writable()
-            if header.producer_id >= 0 and not self._has_producers:
-                self._expect_producers()
-            run = _Run(self._end_offset, self._end_position)
+            self._active.check_writable()
+            if header.producer_id >= 0:
+                self._producers.expect(self.end_offset)
+            run = self._run()
             base_offset = self._put(run, header, bytearray(data), append_time_ms, None)
             self._write(run)
-            return base_offset, self._end_offset
+            return base_offset, self.end_offset
 
     def stage_produced(self, produced: Sequence[Produced]) -> list[Staged | InvalidRecordError]:
         """Write checked batches as clients sent them, modifying their bytes in place. Skip those already in the log.
@@ -266,14 +243,14 @@ class PartitionWriter:
         """
         results: list[Staged | InvalidRecordError] = []
         with self._appending, self._changed:
-            self._check_writable()
-            if not self._has_producers and any(each.header.producer_id >= 0 for each in produced):
-                self._expect_producers()
-            run = _Run(self._end_offset, self._end_position)
+            self._active.check_writable()
+            if any(each.header.producer_id >= 0 for each in produced):
+                self._producers.expect(self.end_offset)
+            run = self._run()
             for header, data, append_time_ms, max_timestamp_ms in produced:
                 if header.producer_id >= 0:
                     try:
-                        sent = self._producer_states().find_duplicate(header)
+                        sent = self._producers.states.find_duplicate(header)
                     except InvalidRecordError as error:
                         results.append(error)
                         continue
@@ -301,9 +278,9 @@ class PartitionWriter:
         if self._reason_to_roll(run.end_position, header.size_bytes, now_ms) is not None:
             self._write(run)
             self._roll_if_due(header.size_bytes, now_ms)
-            run.end_offset, run.end_position = self._end_offset, self._end_position
+            run.end_offset, run.end_position = self.end_offset, self._active.end_position
         base_offset = run.end_offset
-        batch.place_over(
+        batch.place(
             data,
             base_offset=base_offset,
             leader_epoch=self._epoch,
@@ -311,55 +288,42 @@ class PartitionWriter:
             max_timestamp_ms=max_timestamp_ms,
         )
         if run.end_position == 0:
-            self._first_append_ms = now_ms
+            self._active.first_append_ms = now_ms
         run.batches.append(data)
         # By the offsets that it spans: a batch that keeps those of another log may have gaps.
         run.end_offset += header.last_offset_delta + 1
         run.end_position += len(data)
         if header.producer_id >= 0:
             # If the write fails, the partition must be reopened, and the producer state is read from the file.
-            self._producer_states().appended(header, base_offset, now_ms)
+            self._producers.states.appended(header, base_offset, now_ms)
         return base_offset
 
     def _write(self, run: _Run) -> None:
         """Write the batches of a run. Both locks are held."""
-        if not run.batches:
-            return
-        fd = self._opened()
-        try:
-            disk.write_pieces(fd, run.batches)
-            reached("wal.written")
-            self._end_offset, self._end_position = run.end_offset, run.end_position
-        except OSError as error:
-            raise self._fail("write to", error) from error
-        except BaseException as error:
-            # An interrupt may have come between the write and the update of the end.
-            self._fail("write to", error)
-            raise
-        run.batches = []
-        if self._sync_mode != "group":
-            self._show(self._end_offset, self._end_position)
+        if run.batches:
+            self._active.write(run.batches, run.end_offset, run.end_position)
+            run.batches = []
 
     def wait_durable(self, end_offset: int) -> None:
         """Wait until everything before `end_offset` may be acknowledged under this `wal.sync`."""
-        if self._sync_mode == "group":
-            self._sync_up_to(end_offset)
+        if self.is_synced_by_append:
+            self._active.sync_up_to(end_offset)
 
     def sync(self) -> None:
         """Make everything that has been appended durable."""
-        self._sync_up_to(self._end_offset)
+        self._active.sync_up_to(self.end_offset)
 
     @property
     def first_append_ms(self) -> int:
         """The time from which the active file's age counts."""
-        return self._first_append_ms
+        return self._active.first_append_ms
 
     def roll(self) -> bool:
         """Close the active file and continue in a new one. Return False if it is empty."""
         with self._changed:
-            self._wait_for_sync()
-            self._check_writable()
-            if self._end_position == 0:
+            self._active.wait_for_sync()
+            self._active.check_writable()
+            if self._active.end_position == 0:
                 return False
             self._roll("asked for", self._clock.now_ms())
             return True
@@ -367,137 +331,48 @@ class PartitionWriter:
     def roll_if_due(self) -> bool:
         """Roll if the active file has been open for longer than the settings allow."""
         with self._changed:
-            self._check_writable()
+            self._active.check_writable()
             return self._roll_if_due(0, self._clock.now_ms())
 
     def close(self) -> None:
         """Sync, note that nothing is left to recover, and close the files."""
         with self._changed:
-            if self._closed:
+            if self._active.is_closed:
                 return
-            self._wait_for_sync()
+            self._active.wait_for_sync()
             try:
-                if self._fd is not None and self._failed is None:
-                    self._sync_active()
-                    self._save_producers()
-                    self._write_state(Phase.CLEAN, sync=True)
+                if self._active.is_open and self.failed is None:
+                    self._active.sync()
+                    self._producers.save(self.end_offset, self._clock.now_ms())
+                    self._active.mark_clean()
                     reached("wal.closed")
             except OSError as error:
-                raise self._fail("close", error) from error
+                raise self._active.fail("close", error) from error
             finally:
-                self._closed = True
-                self._release()
-                self._changed.notify_all()
+                self._active.close()
 
-    def _check_writable(self) -> None:
-        if self._closed:
-            raise ClosedError(f"The WAL in {self._folder} has been closed.")
-        if self._failed is not None:
-            raise WriteFailedError(self._failed)
-
-    def _opened(self) -> int:
-        if self._fd is None:
-            try:
-                self._fd = os.open(self._active_path(), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-                self._state_file = StateFile(self._folder)
-                # If appends are acknowledged before a sync, a power failure may lose them without a trace in
-                # the file. So it must be known for sure that the file was being written.
-                self._write_state(sync=self._sync_mode != "group")
-            except OSError as error:
-                raise self._fail("open", error) from error
-        return self._fd
-
-    def _active_path(self) -> Path:
-        return self._folder / self._checkpoint.active.name
-
-    def _sync_up_to(self, end_offset: int) -> None:
-        with self._changed:
-            while True:
-                if self._durable_offset >= end_offset:
-                    return
-                self._check_writable()
-                if not self._syncing:
-                    break
-                self._changed.wait()
-            fd, target_offset, target_position = self._opened(), self._end_offset, self._end_position
-            self._syncing = True
-        try:
-            disk.sync_data(fd)
-            reached("wal.synced")
-        except BaseException as error:
-            with self._changed:
-                self._syncing = False
-                if isinstance(error, OSError):
-                    raise self._fail("sync", error) from error
-                # Interrupted: one of the waiters takes over.
-                self._changed.notify_all()
-                raise
-        with self._changed:
-            self._syncing = False
-            self._durable_offset, self._durable_position = target_offset, target_position
-            self._show(max(self._visible_offset, target_offset), max(self._visible_position, target_position))
-
-    def _show(self, offset: int, position: int) -> None:
-        self._visible_offset, self._visible_position = offset, position
-        try:
-            self._write_state()
-        except OSError as error:
-            raise self._fail("note the end of", error) from error
-        self._shown = Shown(self._checkpoint.active.seq, offset, position)
-        self._changed.notify_all()
+    def _tell_shown(self) -> None:
         if self.on_shown is not None:
             self.on_shown()
 
-    def _producer_states(self) -> ProducerStates:
-        if self._producers is None:
-            self._producers = producers.load(
-                self._folder,
-                checkpoints.left_files(self._folder, self._checkpoint),
-                end_offset=self._end_offset,
-                end_position=self._end_position,
-            )
-        return self._producers
+    def _run(self) -> _Run:
+        return _Run(self.end_offset, self._active.end_position)
 
-    def _expect_producers(self) -> None:
-        """Note on disk, before the first batch of a producer, that there are some, so that a crash loses none."""
-        if not producers.exists(self._folder):
-            try:
-                self._producer_states().save(self._folder, self._end_offset)
-            except OSError as error:
-                raise WriteFailedError(
-                    f"Can't write {self._folder / PRODUCERS_FILE}: {error.strerror or error}. "
-                    f"Nothing was appended; free some space and try again."
-                ) from error
-        self._has_producers = True
-
-    def _save_producers(self) -> None:
-        """Save the producer state. If that fails, the deleter keeps the files that still have it."""
-        try:
-            known = self._producer_states()
-            if self._producer_expiration_ms is not None:
-                known.expire(self._clock.now_ms() - self._producer_expiration_ms)
-            if len(known) or producers.exists(self._folder):
-                known.save(self._folder, self._end_offset)
-        except OSError as error:
-            logger.warning("can't save the producer state to %s: %s", self._folder, error)
-
-    def _sync_active(self) -> None:
-        if self._fd is not None and self._durable_offset < self._end_offset:
-            disk.sync_data(self._fd)
-            self._durable_offset, self._durable_position = self._end_offset, self._end_position
-            self._show(self._end_offset, self._end_position)
-
-    def _wait_for_sync(self) -> None:
-        while self._syncing:
-            self._changed.wait()
+    def _load_producers(self) -> ProducerStates:
+        return producers.load(
+            self._folder,
+            checkpoints.left_files(self._folder, self._checkpoint),
+            end_offset=self.end_offset,
+            end_position=self._active.end_position,
+        )
 
     def _roll_if_due(self, incoming_bytes: int, now_ms: int) -> bool:
-        if self._reason_to_roll(self._end_position, incoming_bytes, now_ms) is None:
+        if self._reason_to_roll(self._active.end_position, incoming_bytes, now_ms) is None:
             return False
-        self._wait_for_sync()
-        self._check_writable()
+        self._active.wait_for_sync()
+        self._active.check_writable()
         # Waiting released the lock, so another thread may have rolled the file meanwhile.
-        reason = self._reason_to_roll(self._end_position, incoming_bytes, now_ms)
+        reason = self._reason_to_roll(self._active.end_position, incoming_bytes, now_ms)
         if reason is None:
             return False
         self._roll(reason, now_ms)
@@ -510,7 +385,7 @@ class PartitionWriter:
             self.settings,
             size_bytes=size_bytes,
             incoming_bytes=incoming_bytes,
-            first_append_ms=self._first_append_ms,
+            first_append_ms=self._active.first_append_ms,
             now_ms=now_ms,
         )
 
@@ -522,19 +397,19 @@ class PartitionWriter:
             raise
         except BaseException as error:
             # Interrupted midway: the checkpoint may name one file while the other is open.
-            self._fail("roll", error)
+            self._active.fail("roll", error)
             raise
 
     def _go_to_next_file(self, reason: RollReason, now_ms: int) -> None:
         try:
-            self._sync_active()
+            self._active.sync()
             reached("wal.roll.synced")
         except OSError as error:
-            raise self._fail("sync", error) from error
-        self._save_producers()
+            raise self._active.fail("sync", error) from error
+        self._producers.save(self.end_offset, self._clock.now_ms())
         reached("wal.roll.producers_saved")
         old = self._checkpoint.active
-        new = WalFile(seq=old.seq + 1, first_offset=self._end_offset, opened_ms=now_ms)
+        new = WalFile(seq=old.seq + 1, first_offset=self.end_offset, opened_ms=now_ms)
         try:
             fd = create_file(self._folder, new)
             reached("wal.roll.created")
@@ -544,7 +419,8 @@ class PartitionWriter:
                 f"Can't start a new WAL file {self._folder / new.name}: {error.strerror or error}. "
                 f"Nothing was appended; free some space and try again."
             ) from error
-        files = (*self._checkpoint.files[:-1], old.rolled(size_bytes=self._end_position, now_ms=now_ms), new)
+        size_bytes = self._active.end_position
+        files = (*self._checkpoint.files[:-1], old.rolled(size_bytes=size_bytes, now_ms=now_ms), new)
         if deleter := checkpoints.load_deleter(self._folder):
             files = checkpoints.without_deleted(files, deleter)
         try:
@@ -552,90 +428,18 @@ class PartitionWriter:
             reached("wal.roll.named")
         except OSError as error:
             os.close(fd)
-            raise self._fail("roll", error) from error
-        if self._fd is not None:
-            os.close(self._fd)
-        self._fd = fd
-        size_bytes, self._end_position = self._end_position, 0
-        self._visible_position = self._durable_position = 0
-        self._shown = Shown(new.seq, self._visible_offset, 0)
-        self._first_append_ms = now_ms
-        try:
-            if self._state_file is None:
-                self._state_file = StateFile(self._folder)
-            self._write_state()
-        except OSError as error:
-            raise self._fail("note the end of", error) from error
+            raise self._active.fail("roll", error) from error
+        self._active.go_to(new, fd)
         logger.info(
             "rolled %s at offset %d, %d bytes: %s",
             self._folder / old.name,
-            self._end_offset,
+            self.end_offset,
             size_bytes,
             reason,
         )
 
     def _save(self, files: tuple[WalFile, ...]) -> None:
         damage = tuple(each for each in self._checkpoint.damage if each.seq >= files[0].seq)
-        saved = WriterCheckpoint(
-            topic_id=self._checkpoint.topic_id,
-            partition=self._checkpoint.partition,
-            files=files,
-            epochs=self._checkpoint.epochs,
-            damage=damage,
-        )
+        saved = replace(self._checkpoint, files=files, damage=damage)
         checkpoints.save_writer(self._folder, saved)
         self._checkpoint = saved
-
-    def _write_state(self, phase: Phase = Phase.OPEN, *, sync: bool = False) -> None:
-        assert self._state_file is not None
-        self._state_file.write(
-            WalState(
-                # A sync that was under way when a write failed must not clear the mark.
-                phase=phase if self._failed is None else Phase.FAILED,
-                seq=self._checkpoint.active.seq,
-                visible_offset=self._visible_offset,
-                visible_position=self._visible_position,
-                durable_offset=self._durable_offset,
-                durable_position=self._durable_position,
-            ),
-            sync=sync,
-        )
-
-    def _fail(self, action: str, error: BaseException) -> WriteFailedError:
-        cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        self._failed = (
-            f"Can't {action} the WAL file {self._active_path()}: {cause}. "
-            f"The partition takes no more appends until it is reopened; acknowledged records are kept."
-        )
-        logger.error("%s", self._failed)
-        try:
-            if self._state_file is not None:
-                self._write_state()
-        except OSError:
-            # The disk refuses even a block that is already allocated. Reopening then finds an unclean WAL
-            # and syncs it again, which is all that can be done.
-            logger.exception("could not mark %s as failed", self._folder)
-        self._changed.notify_all()
-        return WriteFailedError(self._failed)
-
-    def _release(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-        if self._state_file is not None:
-            self._state_file.close()
-            self._state_file = None
-
-
-def create_file(folder: Path, file: WalFile) -> int:
-    """Create an empty WAL file, synced with its name, open for appending."""
-    fd = os.open(
-        folder / file.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
-    )
-    try:
-        disk.fsync(fd)
-        disk.sync_folder(folder)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd

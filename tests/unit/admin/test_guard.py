@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
+from lastword.admin import server
 from lastword.admin.guard import MAX_BODY_BYTES, Guard
 from lastword.admin.server import AdminServer, is_loopback, read_token
 from lastword.errors import InvalidConfigError, UnavailableError
@@ -141,6 +144,29 @@ def test_a_port_that_is_taken_is_named() -> None:
     with pytest.raises(UnavailableError, match=rf"127\.0\.0\.1:{first.address[1]}: Address already in use"):
         AdminServer("127.0.0.1", first.address[1], token=None)
     first.close()
+
+
+def test_a_request_that_outlasts_the_server_is_told_that_it_is_stopping(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as the deletion of a topic beside an object store that does not answer."""
+    monkeypatch.setattr(server, "STOP_S", 0)
+    asked = threading.Event()
+
+    async def wait_forever(scope: Any, receive: Any, send: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    admin = AdminServer("127.0.0.1", 0, token=None)
+    admin.start(wait_forever)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.delete, f"http://127.0.0.1:{admin.address[1]}/v1/topics/users", timeout=60)
+        assert asked.wait(60)
+        admin.close()
+    assert answer.result().status_code == 503
+    assert answer.result().json()["error"] == "UnavailableError"
+    assert "stopping" in answer.result().json()["detail"]
+    assert "Traceback" not in caplog.text
 
 
 def test_a_token_is_read_from_a_file_and_must_be_long_enough(tmp_path: Any) -> None:

@@ -19,6 +19,7 @@ from lastword.log import Log
 from lastword.operations import topics
 from lastword.record import NewRecord
 from lastword.record_json import snapshot_id_text
+from lastword.segments.model import Snapshot
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def rows(overview: views.Overview) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
 
     def all_there() -> bool:
-        found.update({each["name"]: each for each in overview.look()["topics"]})
+        found.update({each["name"]: each for each in overview.current()["topics"]})
         return not any("pending" in each for each in found.values())
 
     wait_until(all_there, lambda: str(found))
@@ -85,7 +86,7 @@ def test_a_deleted_topic_is_gone_and_an_internal_one_never_there(log: Log) -> No
     assert list(rows(overview)) == ["t"]
     log.create_topic("u")
     log.delete_topic("t")
-    assert [each["name"] for each in overview.look()["topics"]] == ["u"]
+    assert [each["name"] for each in overview.current()["topics"]] == ["u"]
 
 
 def test_the_drawing_has_segments_files_readers_and_garbage(log: Log) -> None:
@@ -110,6 +111,32 @@ def test_the_drawing_has_segments_files_readers_and_garbage(log: Log) -> None:
     without = views.layout(log, "t")
     assert without["partition_list"][0]["segments"][0][5] is None
     assert not without["garbage_is_known"]
+
+
+def test_the_drawing_and_its_sums_are_of_one_moment(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is made, records are sealed and compacted."""
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic.append("a", "1")
+    topic.seal()
+    topic.append("a", "2")
+    look = topic.table.snapshot
+
+    def seal_after_a_look(snapshot_id: int | None = None) -> Snapshot:
+        found = look(snapshot_id)
+        monkeypatch.undo()
+        log.compact(["t"], seal=True, asked_for=True)
+        return found
+
+    monkeypatch.setattr(topic.table, "snapshot", seal_after_a_look)
+    found = views.layout(log, "t")
+    (partition,) = found["partition_list"]
+    assert (partition["sealed_end"], found["unsealed_records"], found["records"]) == (1, 1, 2)
+    assert (found["segments"], found["sealed_bytes"]) == (
+        partition["segment_count"],
+        partition["sealed_bytes"],
+    )
+    assert found["wal_bytes"] == sum(each["size_bytes"] for each in partition["wal"])
+    assert (found["due"], found["last_run_ms"]) == ({"min.cleanable.dirty.ratio": 1}, partition["last_run"])
 
 
 def test_many_segments_are_drawn_as_few(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lastword.batch import partitioner
 from lastword.batch.partitioner import RoundRobin, murmur2, partition_of, partitions_of
 
 
@@ -38,22 +39,24 @@ def test_column_is_each_key_of_it(
 ) -> None:
     start = data.draw(st.integers(0, len(keys)))
     column = pa.array(keys, pa.binary()).slice(start)
-    turns = RoundRobin(run=1)
+    turns = RoundRobin()
     expected = [
         turns.next(partition_count) if key is None else partition_of(key, partition_count)
         for key in keys[start:]
     ]
-    assert partitions_of(column, partition_count, RoundRobin(run=1)).tolist() == expected
+    assert partitions_of(column, partition_count, RoundRobin()).tolist() == expected
 
 
-def test_turns_run_and_go_round() -> None:
-    turns = RoundRobin(first=1, run=2)
-    assert [turns.next(3) for _ in range(3)] == [1, 1, 2]
-    assert turns.take(5, 3).tolist() == [2, 0, 0, 1, 1]
-    assert turns.next(3) == 2
+def test_turns_run_and_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioner, "RUN", 2)
+    turns = RoundRobin()
+    assert [turns.next(3) for _ in range(3)] == [0, 0, 1]
+    assert turns.take(5, 3).tolist() == [1, 2, 2, 0, 0]
+    assert turns.next(3) == 1
 
 
-def test_turns_follow_a_new_partition_count() -> None:
-    turns = RoundRobin(run=1)
+def test_turns_follow_a_new_partition_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioner, "RUN", 1)
+    turns = RoundRobin()
     assert turns.take(3, 2).tolist() == [0, 1, 0]
     assert turns.take(4, 4).tolist() == [3, 0, 1, 2]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from lastword.broker.connection import Memory
+from lastword.broker.memory import Memory
 
 
 class Asker:
@@ -17,8 +15,8 @@ class Asker:
         self.is_granted = True
 
 
-def reserve(memory: Memory, size_bytes: int) -> Any:
-    asker: Any = Asker()
+def reserve(memory: Memory, size_bytes: int) -> Asker:
+    asker = Asker()
     asker.is_granted = memory.reserve(size_bytes, asker)
     return asker
 

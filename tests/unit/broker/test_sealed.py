@@ -103,7 +103,7 @@ def test_memory_is_bounded_and_what_was_used_last_stays(log: Log, monkeypatch: p
             chunk = await data.load(topic, 0, offset)
             assert chunk is not None
             offset = chunk.next_offset
-            assert data.used_bytes <= 10_000
+            assert data._used_bytes <= 10_000
         assert data.find(topic, 0, 299) is not None
         assert data.find(topic, 0, 0) is None
         assert await data.load(topic, 0, 300) is None
@@ -134,7 +134,7 @@ def test_a_commit_that_may_remove_records_drops_what_is_cached(log: Log, change:
 
     async def run() -> None:
         data = SealedData(1 << 20)
-        data.look(topic, topic.table.snapshot())
+        data.update(topic, topic.table.snapshot())
         await data.load(topic, 0, 0)
         if change == "seal":
             topic.append("k", "v")
@@ -143,9 +143,9 @@ def test_a_commit_that_may_remove_records_drops_what_is_cached(log: Log, change:
             log.compact(["t"], asked_for=True)
         else:
             log.erase("t", [b"k3"])
-        data.look(topic, topic.table.snapshot())
+        data.update(topic, topic.table.snapshot())
         assert (data.find(topic, 0, 0) is not None) is stays
-        assert (data.used_bytes > 0) is stays
+        assert (data._used_bytes > 0) is stays
         data.close()
 
     asyncio.run(run())
@@ -157,13 +157,13 @@ def test_a_commit_drops_what_is_about_to_be_read_ahead(log: Log, monkeypatch: py
 
     async def run() -> None:
         data = SealedData(1 << 20)
-        data.look(topic, topic.table.snapshot())
+        data.update(topic, topic.table.snapshot())
         first = await data.load(topic, 0, 0)
         assert first is not None
         log.compact(["t"], asked_for=True)
         # It goes on with the stream of the old snapshot, which nothing knows of any more when the look comes.
         loading = data.load(topic, 0, first.next_offset)
-        data.look(topic, topic.table.snapshot())
+        data.update(topic, topic.table.snapshot())
         chunk = await loading
         assert chunk is not None
         assert rows(chunk) == list(range(293, 300))

@@ -9,7 +9,7 @@ def member(index: int, size: int, *, free: bool = True, oldest: int = 0, newest:
     return Member(
         index=index,
         expected_bytes=size,
-        loses=False,
+        is_rewritten=False,
         free_to_join=free,
         min_timestamp_ms=oldest,
         max_timestamp_ms=oldest if newest is None else newest,
@@ -38,14 +38,16 @@ def test_one_that_is_larger_than_the_limit_stays_alone() -> None:
     assert grouped(member(2, 1), member(1, 500), member(0, 1)) == [[2], [1], [0]]
 
 
-def test_a_clean_one_that_loses_nothing_joins_only_what_is_as_large() -> None:
-    assert grouped(member(1, 10), member(0, 11, free=False)) == [[1], [0]]
-    assert grouped(member(1, 10), member(0, 10, free=False)) == [[1, 0]]
+def test_one_that_is_not_free_joins_only_if_its_file_grows_by_much() -> None:
+    assert grouped(member(1, 10), member(0, 17, free=False)) == [[1], [0]]
+    assert grouped(member(1, 10), member(0, 16, free=False)) == [[1, 0]]
 
 
-def test_clean_ones_that_lose_nothing_are_not_rewritten_for_each_other() -> None:
-    assert grouped(member(1, 10, free=False), member(0, 10, free=False)) == [[1], [0]]
-    assert grouped(member(2, 30), member(1, 10, free=False), member(0, 10, free=False)) == [[2, 1], [0]]
+def test_several_that_are_not_free_join_if_all_of_them_grow() -> None:
+    assert grouped(member(1, 10, free=False), member(0, 20, free=False)) == [[1], [0]]
+    assert grouped(member(1, 20, free=False), member(0, 10, free=False)) == [[1], [0]]
+    assert grouped(member(1, 10, free=False), member(0, 9, free=False)) == [[1, 0]]
+    assert grouped(member(2, 30), member(1, 10, free=False), member(0, 10, free=False)) == [[2, 1, 0]]
 
 
 def test_a_group_with_a_clean_one_goes_on_with_what_is_rewritten_anyway() -> None:

@@ -9,7 +9,8 @@ import pytest
 from tests.support.logs import settings
 
 from lastword.compaction import plan
-from lastword.compaction.plan import PartitionPlan, PartitionView
+from lastword.compaction.plan import Distinct, PartitionPlan, PartitionView
+from lastword.compaction.request import Scope
 from lastword.compaction.rules import ReaderHold
 from lastword.config import TopicSettings
 from lastword.segments.model import Deadline, Positions, Segment
@@ -62,8 +63,7 @@ def view(
 def proposed(
     view: PartitionView, own: TopicSettings, *, now_ms: int = NOW, **options: object
 ) -> PartitionPlan | None:
-    found = plan.propose("t", [view], own, now_ms, **options)  # type: ignore[arg-type]
-    return found[0] if found else None
+    return plan.propose("t", view, own, now_ms, Scope(**options)).plan  # type: ignore[arg-type]
 
 
 def reason(view: PartitionView, own: TopicSettings, **options: object) -> str | None:
@@ -76,6 +76,12 @@ def at(first_dirty: int, sealed_end: int, **more: object) -> Positions:
 
 
 # ------------------------------------------------------------------------------------------------ ratio
+
+
+def ratio(
+    segments: Sequence[Segment], at: Positions, own: TopicSettings, distinct: Distinct | None = None
+) -> float | None:
+    return plan.propose("t", view(*segments, at=at), own, NOW, distinct=distinct).dirty_ratio
 
 
 @pytest.mark.parametrize(
@@ -91,26 +97,39 @@ def at(first_dirty: int, sealed_end: int, **more: object) -> Positions:
 )
 def test_the_ratio_by_bytes(first_dirty: int, sizes: Sequence[int], expected: float) -> None:
     segments = [segment(10 * index, size=size) for index, size in enumerate(sizes)]
-    assert plan.dirty_ratio(segments, at(first_dirty, 20), compacted(), NOW) == expected
+    assert ratio(segments, at(first_dirty, 20), compacted()) == expected
 
 
 def test_the_ratio_counts_only_what_may_be_compacted() -> None:
     segments = [segment(0, size=100), segment(10, size=100), segment(20, size=800, newest=NOW - 10)]
     own = compacted(min_compaction_lag_ms=500)
-    assert plan.dirty_ratio(segments, at(10, 30), own, NOW) == 0.5
-    assert plan.dirty_ratio(segments, at(10, 30), compacted(), NOW) == 0.9
+    assert ratio(segments, at(10, 30), own) == 0.5
+    assert ratio(segments, at(10, 30), compacted()) == 0.9
 
 
 def test_the_ratio_by_records() -> None:
     own = compacted(dirty_ratio_basis="records")
     segments = [segment(0), segment(10, null_keys=2)]
     # 20 records, of which 18 have a key; 6 keys: 12 of 20 are superseded.
-    assert plan.dirty_ratio(segments, at(0, 20), own, NOW, lambda _: 6.0) == 0.6
+    assert ratio(segments, at(0, 20), own, lambda _: 6.0) == 0.6
     # An estimate above what is there is no negative garbage; with nothing dirty there is nothing to do.
-    assert plan.dirty_ratio(segments, at(0, 20), own, NOW, lambda _: 19.0) == 0.0
-    assert plan.dirty_ratio(segments, at(20, 20), own, NOW, lambda _: 6.0) == 0.0
+    assert ratio(segments, at(0, 20), own, lambda _: 19.0) == 0.0
+    assert ratio(segments, at(20, 20), own, lambda _: 6.0) == 0.0
     only_null = [segment(0, null_keys=10)]
-    assert plan.dirty_ratio(only_null, at(0, 10), own, NOW, lambda _: 0.0) == 0.0
+    assert ratio(only_null, at(0, 10), own, lambda _: 0.0) == 0.0
+
+
+def test_the_sketches_are_asked_once() -> None:
+    asked: list[int] = []
+
+    def distinct(segments: Sequence[Segment]) -> float:
+        asked.append(len(segments))
+        return 6.0
+
+    own = compacted(dirty_ratio_basis="records")
+    found = plan.propose("t", view(segment(0), segment(10)), own, NOW, distinct=distinct).plan
+    assert found is not None and found.estimate is not None
+    assert (found.dirty_ratio, found.estimate.distinct_keys, asked) == (0.7, 6, [2])
 
 
 # ---------------------------------------------------------------------------------------------- reasons
@@ -160,9 +179,46 @@ def test_asking_and_forcing() -> None:
     clean = view(segment(0), at=at(10, 10))
     assert reason(clean, compacted(), asked_for=True) is None
     assert reason(clean, compacted(), force=True) == "asked for"
+    # A version before marks has left superseded records behind.
     spared = view(segment(0), at=at(10, 10, spared=True))
-    assert reason(spared, compacted(), asked_for=True) == "asked for"
+    assert reason(spared, compacted()) == "superseded records"
     assert reason(view(), compacted(), force=True) is None
+
+
+@pytest.mark.parametrize(
+    ("segments", "first_dirty", "own", "scope", "expected"),
+    [
+        ([0], 0, {"cleanup_policy": "delete"}, {}, "cleanup.policy=delete: the topic is not compacted"),
+        ([], 0, {}, {}, "nothing is sealed"),
+        ([0, 10], 10, {"min_cleanable_dirty_ratio": 0.6}, {}, "the dirty ratio 0.50 is below"),
+        ([0, 10], 20, {}, {"asked_for": True}, "nothing that may be compacted is dirty"),
+        ([20, 30], 20, {"min_compaction_lag_ms": 500}, {"force": True}, "everything is held back"),
+        ([0, 20], 20, {"min_compaction_lag_ms": 500}, {"asked_for": True}, "the dirty part is held back"),
+        # What is held back is clean: the lag was raised after it had been compacted.
+        (
+            [0, 20],
+            30,
+            {"min_compaction_lag_ms": 500},
+            {"asked_for": True},
+            "nothing that may be compacted is",
+        ),
+    ],
+)
+def test_why_there_is_no_run(
+    segments: Sequence[int],
+    first_dirty: int,
+    own: dict[str, object],
+    scope: dict[str, bool],
+    expected: str,
+) -> None:
+    young = NOW - 100
+    one = view(
+        *(segment(first, newest=young if first >= 20 else NOW - 1000) for first in segments),
+        at=at(first_dirty, 40),
+    )
+    found = plan.propose("t", one, compacted(**own), NOW, Scope(**scope))
+    assert found.plan is None
+    assert plan.why_not([found], compacted(**own), Scope(**scope)).startswith(expected)
 
 
 def test_an_idle_partition_is_due_when_a_tombstone_could_go() -> None:
@@ -256,7 +312,8 @@ def test_overdue_first_and_then_the_dirtiest() -> None:
         return view(*segments, at=at(10, 20), partition=partition)
 
     views = [partly(0, 20), partly(1, 900), partly(2, 12, NOW - 60_000), partly(3, 100), partly(4, 1)]
-    assert [each.partition for each in plan.propose("t", views, own, NOW)] == [2, 1, 3, 0]
+    plans = [found for view in views if (found := proposed(view, own)) is not None]
+    assert [each.partition for each in sorted(plans, key=plan.urgency)] == [2, 1, 3, 0]
 
 
 # --------------------------------------------------------------------------------- estimates, and the way
@@ -264,12 +321,12 @@ def test_overdue_first_and_then_the_dirtiest() -> None:
 
 def test_an_estimate_is_about_what_goes() -> None:
     segments = [segment(0, size=1000, null_keys=2), segment(10, size=1000)]
-    found = plan.estimate(segments, lambda _: 9.4)
+    found = plan.estimate(segments, 9.4)
     assert (found.records, found.distinct_keys, found.garbage_records) == (20, 9, 9)
     assert found.reclaimed_bytes == 2000 * 9 // 20
-    nothing = plan.estimate([], lambda _: 0.0)
+    nothing = plan.estimate([], 0.0)
     assert (nothing.records, nothing.reclaimed_bytes) == (0, 0)
-    over = plan.estimate(segments, lambda _: 30.0)
+    over = plan.estimate(segments, 30.0)
     assert (over.distinct_keys, over.garbage_records, over.reclaimed_bytes) == (18, 0, 0)
 
 

@@ -11,10 +11,10 @@ import pytest
 from lastword.clock import SystemClock
 from lastword.connect import Chunk, SourceRecord, metrics
 from lastword.connect.config import ConnectConfig
-from lastword.connect.groups import TargetGroups
+from lastword.connect.destination import DestinationReads
+from lastword.connect.groups import DestinationGroups
 from lastword.connect.options import Given, Options
 from lastword.connect.protocol import SHIPPED, Context, load
-from lastword.connect.target import TargetReads
 
 PAGE = (Path(__file__).parents[3] / "docs" / "connectors.md").read_text()
 NEEDED = {
@@ -31,8 +31,8 @@ def context(topic: str = "t") -> Context:
         source="x",
         topic=topic,
         clock=SystemClock(),
-        topics=TargetReads(None),  # type: ignore[arg-type]
-        groups=TargetGroups(None, Path("x")),  # type: ignore[arg-type]
+        topics=DestinationReads(None),  # type: ignore[arg-type]
+        groups=DestinationGroups(None, Path("x")),  # type: ignore[arg-type]
         wait=lambda _: False,
         report=nothing,
         needs_topic=nothing,

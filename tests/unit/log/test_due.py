@@ -16,6 +16,7 @@ from lastword import metrics
 from lastword.admin import views
 from lastword.log import Log
 from lastword.log.topic import Topic
+from lastword.operations.compaction import compact_topic
 from lastword.record import NewRecord
 
 STRATEGIES = {
@@ -110,6 +111,39 @@ def test_all_say_the_same(log: Log, clock: ManualClock, strategy: str, basis: st
     log.compact(["t"], asked_for=True)
     clock.move(DAY_MS)
     agree(log, topic)
+
+
+def test_the_command_and_the_explanation_say_the_same_when_nothing_is_due(
+    log: Log, clock: ManualClock
+) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact", "min.compaction.lag.ms": 1000})
+
+    def why() -> str:
+        report = compact_topic(log, "t", seal=False)
+        assert (
+            compact_topic(log, "t", seal=False, dry_run=True)["nothing_to_compact"]
+            == (report["nothing_to_compact"])
+        )
+        (explained,) = topic.explain(seal=False).partitions
+        assert report["nothing_to_compact"] == f"{explained.not_due}."
+        return str(explained.not_due)
+
+    topic.append("a", "1")
+    assert why() == "nothing is sealed"
+    topic.seal()
+    held_back = "is held back: it has records younger than min.compaction.lag.ms=1000"
+    assert why() == f"everything {held_back}"
+    clock.move(1000)
+    log.compact(["t"])
+    topic.append("a", "2")
+    topic.seal()
+    assert compact_topic(log, "t", partitions=[], seal=False)["nothing_to_compact"] == f"{why()}."
+    assert why() == f"the dirty part {held_back}"
+    topic.delete_records({0: -1})
+    log.run_retention()
+    assert why() == "nothing is sealed"
+    log.alter_topic("t", set_config={"cleanup.policy": "delete"})
+    assert "not compacted" in why()
 
 
 def test_a_reader_that_has_not_come_that_far_holds_tombstones_for_all(log: Log, clock: ManualClock) -> None:

@@ -38,7 +38,7 @@ from lastword.errors import (
 from lastword.folder import disk
 from lastword.folder.locks import Role, RoleLock
 from lastword.log import Log
-from lastword.segments.model import Snapshot
+from lastword.segments.model import SegmentGoneError, Snapshot
 
 
 class TestFolder:
@@ -453,7 +453,7 @@ class TestSyncModes:
         with open_log(tmp_path / "d", clock, {"wal.sync": "interval:1"}) as log:
             fill(log.create_topic("t"), 0, 1)
             assert synced.wait(180)
-            flusher = log._flusher
+            flusher = log._writer.flusher
         assert flusher is not None and not flusher._thread.is_alive()
 
     @pytest.mark.parametrize("sync", ["group", "none", "interval:100000"])
@@ -582,9 +582,14 @@ def test_describe_looks_again_when_its_snapshot_goes(
             found = look()
             monkeypatch.undo()
             topic.delete_records({0: 3})
-            clock.move(100_000)
-            for _ in range(2):
+            # Two more commits and a round after each: then not even the metadata of what it found is there.
+            for lag_ms in (6000, 7000):
+                clock.move(100_000)
                 log.run_retention()
+                log.alter_topic("t", set_config={"tiering.lag.ms": lag_ms})
+            log.run_retention()
+            with pytest.raises(SegmentGoneError):
+                seen.table.plan(found)
             return found
 
         monkeypatch.setattr(seen.table, "snapshot", look_slowly)

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from tests.support.compacted import INLINE_CONFIG
 from tests.support.waiting import wait_until
 
 import lastword
-from lastword.admin.health import cleaning_problems
-from lastword.errors import LockedError, UnavailableError
+from lastword.admin.health import job_problems
+from lastword.errors import LockedError, StorageError, UnavailableError
 from lastword.folder import steps
 from lastword.log import Log, worker
-from lastword.maintenance import worker_state
+from lastword.log.topic import Topic
+from lastword.maintenance import retention, worker_state
 from lastword.maintenance.lanes import Lane
 from lastword.maintenance.worker_state import (
     FailingCompaction,
@@ -131,7 +133,11 @@ def test_the_role_is_a_process_s_and_lanes_are_its_own(tmp_path: Path) -> None:
     ):
         entered = threading.Event()
         with log.maintenance(Lane.CLEAN):
-            with log.maintenance(Lane.CLEAN, Lane.SEAL), pytest.raises(LockedError), other.maintenance():
+            with (
+                log.maintenance(Lane.CLEAN, Lane.SEAL, topic="t"),
+                pytest.raises(LockedError),
+                other.maintenance(),
+            ):
                 pass
 
             def tidy() -> None:
@@ -145,15 +151,44 @@ def test_the_role_is_a_process_s_and_lanes_are_its_own(tmp_path: Path) -> None:
             # One that has left gives nothing back that another still needs.
             with pytest.raises(LockedError), other.maintenance():
                 pass
-        with other.maintenance(*Lane):
+        with other.maintenance(*Lane, topic="t"):
             pass
 
 
 def test_lanes_are_taken_in_their_order(log: Log) -> None:
-    with log.maintenance(Lane.SEAL), pytest.raises(AssertionError), log.maintenance(Lane.CLEAN):
+    with (
+        log.maintenance(Lane.SEAL, topic="t"),
+        pytest.raises(AssertionError),
+        log.maintenance(Lane.CLEAN),
+    ):
         pass
-    with log.maintenance(*Lane), log.maintenance(Lane.CLEAN), log.maintenance(Lane.SEAL):
+    with (
+        log.maintenance(*Lane, topic="t"),
+        log.maintenance(Lane.CLEAN),
+        log.maintenance(Lane.SEAL, topic="t"),
+    ):
         pass
+
+
+def test_an_erasure_holds_up_the_sealing_of_its_own_topic_only(tmp_path: Path) -> None:
+    with lastword.open(tmp_path / "data") as log:
+        erased, other = log.create_topic("erased"), log.create_topic("other")
+        erased.append(b"k", b"v")
+        stopped = Stopped("erase.rewritten")
+        with ThreadPoolExecutor(2) as pool:
+            erasing = pool.submit(log.erase, "erased", [b"k"])
+            stopped.wait()
+            for topic in (erased, other):
+                topic.append(b"x", b"new")
+            assert other.seal().files == 1
+            own = pool.submit(erased.seal)
+            with pytest.raises(TimeoutError):
+                own.result(0.2)
+            stopped.let_go()
+            assert erasing.result(180).left == ()
+            assert own.result(180).files == 1
+    last_seal = len(stopped.seen) - stopped.seen[::-1].index("seal.committed") - 1
+    assert last_seal > stopped.seen.index("erase.wal_removed")
 
 
 # ------------------------------------------------------------------------------------------------------- turns
@@ -218,6 +253,35 @@ def test_a_clock_that_was_put_back_keeps_no_job_waiting(log: Log, clock: ManualC
         assert job.next_run_ms <= clock.now_ms() + delays[name][0]
 
 
+def test_a_clock_that_is_put_back_keeps_no_job_of_a_running_worker_waiting(
+    log: Log, clock: ManualClock
+) -> None:
+    working = log.worker()
+    clock.move(worker.LONGEST_PAUSE_MS)
+    every = working.run_due()
+    assert set(every) == set(working.status.jobs)
+    assert working.run_due() == []
+    clock.move(-worker.LONGEST_PAUSE_MS)
+    assert working.run_due() == every
+    assert working.run_due() == []
+
+
+def test_a_clock_that_is_put_back_does_not_prolong_the_pause_after_a_failure(
+    log: Log, clock: ManualClock
+) -> None:
+    log.create_topic("t").append(b"k", b"v")
+    working = log.worker()
+    (file,) = log.path.glob("wal/default/t/*/0/wal.*.log")
+    whole = file.read_bytes()
+    clock.move(400_000)
+    file.write_bytes(whole[:40] + b"\xff" + whole[41:])
+    working.run_due("seal")
+    file.write_bytes(whole)
+    clock.move(-300_000)
+    working.run_due("seal")
+    assert log.topic("t").table.snapshot().positions[0].sealed_end == 1
+
+
 def test_a_topic_that_can_not_be_sealed_does_not_put_the_others_off(log: Log, clock: ManualClock) -> None:
     for name in ("bad", "good"):
         log.create_topic(name).append(b"k", b"v")
@@ -239,6 +303,35 @@ def test_a_topic_that_can_not_be_sealed_does_not_put_the_others_off(log: Log, cl
     clock.move(10_000)
     assert working.run_due("seal") == ["seal"]
     assert (job.failures, job.last_error is None) == (5, False)
+    (problem,) = job_problems(log.path)
+    assert problem.startswith("sealing fails: bad partition 0: ")
+
+
+def test_a_job_that_fails_for_a_topic_is_told_until_it_no_longer_does(
+    log: Log, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise StorageError("the object store does not answer.")
+
+    log.create_topic("t")
+    working = log.worker()
+    with monkeypatch.context() as broken:
+        for step in ("apply", "expire", "collect"):
+            broken.setattr(retention, step, fail)
+        broken.setattr(Topic, "removable_wals", fail)
+        working.run_all()
+    problem = "fails: t: the object store does not answer"
+    assert job_problems(log.path) == [
+        f"{job} {problem}"
+        for job in (
+            "retention",
+            "the expiry of snapshots",
+            "the collection of files",
+            "the deletion of WAL files",
+        )
+    ]
+    working.run_all()
+    assert job_problems(log.path) == []
 
 
 def test_a_process_that_has_the_role_for_long_does_not_make_jobs_wait_longer_and_longer(
@@ -286,12 +379,12 @@ def test_what_an_erasure_could_not_remove_is_shown_until_it_is_done(log: Log, cl
     assert working.run_due("clean") == ["compact"]
     # Compaction does not wait longer for it.
     assert working.status.jobs["compact"].failures == 0
-    (problem,) = cleaning_problems(log.path)
+    (problem,) = job_problems(log.path)
     assert problem.startswith("an erasure is not done: ") and str(damaged) in problem
     log.erase("t", [b"k"])
     clock.move(log.config.worker_interval_ms)
     working.run_due("clean")
-    assert cleaning_problems(log.path) == []
+    assert job_problems(log.path) == []
 
 
 def test_what_was_compacted_by_hand_fails_no_longer(log: Log) -> None:

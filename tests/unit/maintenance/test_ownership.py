@@ -161,7 +161,7 @@ def test_opening_a_folder_with_everything_inside_costs_no_commit(tmp_path: Path)
         with lastword.open(tmp_path / "one", config=config) as log:
             fill(log.topic("t"), 1, 2)
             assert [each.operation for each in log.topic("t").history()] == ["create"]
-            assert log._confirmer is None
+            assert log._writer.confirmer is None
     assert identity.load(tmp_path / "one").incarnation == 0
 
 
@@ -293,7 +293,7 @@ def test_without_a_confirmation_nothing_is_acknowledged(
         later_s = ownership.CONFIRMED_FOR_S + 1
         with monkeypatch.context() as silent:
             silent.setattr(log._catalog._loader, "pointers", _unreachable)
-            log._confirmer.close()
+            log._writer.confirmer.close()
             now_s = ownership.now_s()
             silent.setattr(ownership, "now_s", lambda: now_s + later_s)
             with pytest.raises(UnavailableError, match="can't be reached"):
@@ -331,7 +331,7 @@ def test_a_topic_that_was_deleted_and_created_again_is_not_taken_for_one_that_wa
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with lastword.open(tmp_path / "one", config=config) as log:
-        log._confirmer.close()
+        log._writer.confirmer.close()
         log.create_topic("t")
         look = log._catalog._loader.pointers
 
@@ -356,7 +356,7 @@ def test_what_was_lost_while_it_was_synced_is_not_acknowledged(
 ) -> None:
     with lastword.open(tmp_path / "one", config=config) as log:
         topic = log.create_topic("t")
-        log._confirmer.close()
+        log._writer.confirmer.close()
         sync = disk.fdatasync
         now_s = ownership.now_s()
 
@@ -383,7 +383,7 @@ def test_a_folder_that_a_clone_has_overtaken_keeps_what_it_had_not_sealed(
 ) -> None:
     with lastword.open(tmp_path / "one", config=config) as log:
         log.create_topic("t")
-        log._confirmer.close()
+        log._writer.confirmer.close()
         clone = cloned(tmp_path / "one", "clone")
         fill(log.topic("t"), 0, 3)
         log.topic("t").roll(due_only=False)

@@ -120,7 +120,7 @@ def test_a_state_whose_files_are_gone_can_not_be_used(folder: Path, clock: Manua
     min(path.parent.parent.rglob("*.parquet"), key=lambda each: each.stat().st_mtime_ns).unlink()
     with open_log(folder, clock) as log:
         first, second = log.plan_repair("t").states
-        assert "1 of its files are gone" in str(first.problem)
+        assert "1 of its files is gone" in str(first.problem)
         assert second.problem is None
 
 

@@ -226,7 +226,7 @@ def test_what_the_old_owner_had_not_sealed_is_not_taken_for_sealed_by_the_new_on
         lastword.open(tmp_path / "two", config=config) as two,
     ):
         # It does not know of the loss yet.
-        one._confirmer.close()
+        one._writer.confirmer.close()
         topic = one.create_topic("t")
         fill(topic, 0, 3)
         topic.roll(due_only=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import subprocess
 import sys
 from typing import Any
@@ -15,33 +14,33 @@ from lastword.operations.table import (
     ALTER_TOPIC,
     COMPACT_ALL,
     COMPACT_TOPIC,
+    DESCRIBE_GROUP,
     ERASE,
     EXPLAIN,
+    LIST_TOPICS,
     OPERATIONS,
-    SHOW_WAL,
+    PRODUCE,
     Operation,
 )
+from lastword.record_json import Json, parse_record
 
-WITHIN = {"log", "progress", "stop"}
+WITHIN = {"progress", "stop"}
 
 
 def asked(operation: Operation[Any, Any]) -> set[str]:
     """The parameters of an operation, as the API calls them, but for those in its path."""
-    own = set(inspect.signature(operation.function).parameters) - WITHIN
+    own = set(list(inspect.signature(operation.function).parameters)[1:]) - WITHIN
     there = {operation.called.get(each, each) for each in own}
-    in_path = set(re.findall(r"{(\w+)}", operation.path))
+    in_path = set(operation.in_path)
     assert in_path <= there
     return there - in_path
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_request_says_what_the_function_takes(name: str) -> None:
-    operation = OPERATIONS[name]
-    if operation.verb == "GET":
-        assert name in (SHOW_WAL.name, EXPLAIN.name) or asked(operation) == set()
-        return
-    model = models.REQUESTS.get(name, models.Nothing)
-    assert {each.removesuffix("_base64") for each in model.model_fields} == asked(operation)
+    fields = models.REQUESTS.get(name, models.Nothing).model_fields
+    said = {field.alias or each.removesuffix("_base64") for each, field in fields.items()}
+    assert said == asked(OPERATIONS[name])
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -56,6 +55,17 @@ def test_there_and_back() -> None:
     path, query = EXPLAIN.address(said)
     assert path == "/v1/topics/t/explain" and query["from"] == 3
     assert EXPLAIN.heard({**query, "topic": "t"}) == said
+
+
+def test_records_are_sent_as_they_are_written_by_people() -> None:
+    record = parse_record({"key": "a", "value": None, "partition": 1})
+    said = PRODUCE.request("t", [record], check_only=True)
+    assert said["records"] == [{"key": "a", "value": None, "partition": 1}]
+    assert models.NewRecords(**PRODUCE.address(said)[1]).said()["records"] == [record]
+
+
+def test_answers_are_objects_or_lists_of_them() -> None:
+    assert (EXPLAIN.answer, LIST_TOPICS.answer) == (Json, list[Json])
 
 
 def test_what_never_leaves_a_process() -> None:
@@ -76,6 +86,7 @@ def test_names_that_are_not_fit_for_a_path() -> None:
         ALTER_TOPIC.request("a/b c", set_config={"k": "v"}, unset=[], partitions=None)
     )
     assert path == "/v1/topics/a%2Fb%20c"
+    assert DESCRIBE_GROUP.address({"group": "a/b"}) == ("/v1/groups/a%2Fb", {})
     assert said == {"set": {"k": "v"}, "unset": [], "partitions": None}
 
 

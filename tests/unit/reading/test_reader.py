@@ -12,11 +12,13 @@ import pytest
 from tests.support.clock import DAY_MS, HOUR_MS, ManualClock
 from tests.support.logs import fill, offsets, one_batch, open_log, roll, segment_files, values, wal_path
 
+from lastword.connect.destination import DestinationReads, OwnDestination
 from lastword.errors import CorruptError, OffsetOutOfRangeError
 from lastword.folder.leases import LeaseKeeper
 from lastword.log import Log
 from lastword.log.topic import Topic
 from lastword.reading import reader as readers
+from lastword.reading.timetravel import AsOf
 from lastword.record import NewRecord
 
 
@@ -216,6 +218,25 @@ class TestWhileOthersAreAtWork:
         assert seen[-4:] == [8, 9, 10, 11]
         assert offsets(topic.read()) == [8, 9, 10, 11]
 
+    def test_one_that_a_compacting_seal_overtakes_shows_every_last_word(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """The record that superseded one before the end of the replay comes after that end."""
+        with open_log(tmp_path / "d", clock, {"local.retention.ms": 0}) as log:
+            topic = log.create_topic("t", config={"cleanup.policy": "compact", "compaction.at.seal": True})
+            topic.append("other", "0")
+            topic.append("key", "old")
+            replay = topic.read()
+            topic.append("key", "new")
+            topic.append("last", "3")
+            assert topic.seal().beaten == 1
+            log.run_retention()
+            assert [(each.key, each.value) for each in replay] == [
+                (b"other", b"0"),
+                (b"key", b"new"),
+                (b"last", b"3"),
+            ]
+
     def test_every_record_that_is_deleted_meanwhile_may_be_gone(self, log: Log) -> None:
         topic = three_parts(log)
         replay = topic.read_arrow()
@@ -254,19 +275,48 @@ class TestWhatIsLost:
         topic = three_parts(log)
         for path in segment_files(log):
             path.unlink()
-        with pytest.raises(CorruptError, match="current snapshot"):
+        with pytest.raises(CorruptError, match="The table still names it: its records are lost"):
             list(topic.read())
         assert offsets(topic.read(6)) == list(range(6, 12))
+
+    def test_every_read_tells_that_a_segment_file_is_gone(self, log: Log) -> None:
+        topic = three_parts(log)
+        for path in segment_files(log):
+            path.unlink()
+        named = {each.path for each in topic.table.plan(topic.table.snapshot())}
+        for read in (
+            topic.state,
+            lambda: topic.state(as_of=AsOf(offset=11)),
+            lambda: topic.offsets_for_time(0),
+            lambda: list(topic.read_as_of(AsOf(offset=11))),
+        ):
+            with pytest.raises(CorruptError, match="The table still names it") as lost:
+                read()
+            assert lost.value.path in named
 
     def test_a_wal_file_that_is_gone_is_told(self, log: Log) -> None:
         topic = three_parts(log)
         third = sorted(wal_path(topic).glob("*.log"))[-2]
         third.unlink()
         seen: list[int] = []
-        with pytest.raises(CorruptError, match="Offset 6 of partition 0 is neither sealed nor in a WAL file"):
+        with pytest.raises(
+            CorruptError, match=r"Offset 6 of partition 0 is neither sealed nor in a WAL file"
+        ):
             for record in topic.read():
                 seen.append(record.offset)
         assert seen == [0, 1, 2, 3, 4, 5]
+
+    def test_every_search_tells_that_a_wal_file_is_gone(self, log: Log) -> None:
+        topic = three_parts(log)
+        sorted(wal_path(topic).glob("*.log"))[-2].unlink()
+        reads = DestinationReads(OwnDestination(log))
+        for search in (
+            topic.state,
+            lambda: topic.state(as_of=AsOf(offset=11)),
+            lambda: list(reads.live_keys("t")),
+        ):
+            with pytest.raises(CorruptError, match=r"Offset 6 .* `lastword wal repair` shows"):
+                search()
 
 
 def test_another_process_sees_what_was_shown_and_no_more(tmp_path: Path, clock: ManualClock) -> None:

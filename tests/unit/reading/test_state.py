@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.support.clock import DAY_MS, ManualClock
 from tests.support.logs import fill, open_log
@@ -18,6 +19,7 @@ from lastword.log.topic import Topic
 from lastword.reading import reader as readers
 from lastword.reading import winners
 from lastword.record import RECORD_SCHEMA, NewRecord
+from lastword.wal.reader import OffsetGoneError
 
 Rows = list[tuple[str | None, str | None, object]]
 """Key, value, and what the strategy looks at."""
@@ -290,6 +292,26 @@ class TestWhileOthersAreAtWork:
 
             monkeypatch.setattr(readers.PartitionReader, "tail", moved_first)
             assert state(topic) == {f"k{number}": str(number) for number in range(6)}
+
+    def test_only_a_partition_whose_records_move_is_looked_at_again(
+        self, log: Log, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        topic = log.create_topic("t", partitions=3)
+        for partition in range(3):
+            topic.append(f"k{partition}", "v", partition=partition)
+        looked: list[int] = []
+        tail = readers.PartitionReader.tail
+
+        def moving(self: readers.PartitionReader, offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
+            looked.append(self.partition)
+            if self.partition == 1 and looked.count(1) == 1:
+                raise OffsetGoneError
+            return tail(self, offset, end_offset)
+
+        monkeypatch.setattr(readers.PartitionReader, "tail", moving)
+        assert state(topic) == {"k0": "v", "k1": "v", "k2": "v"}
+        # Once for the keys, and once for the rows.
+        assert [looked.count(partition) for partition in range(3)] == [2, 3, 2]
 
     def test_below_the_log_start_there_is_no_state(self, log: Log) -> None:
         topic = log.create_topic("t", config={"cleanup.policy": "compact"})

@@ -10,11 +10,13 @@ import pytest
 from tests.support.clock import ManualClock
 
 import lastword
-from lastword.errors import InvalidError
+from lastword.errors import InvalidError, UnavailableError, UnknownTopicError
 from lastword.log import Log
 from lastword.reading.timetravel import AsOf
 from lastword.record import NewRecord, Record
 from lastword.record_json import parse_time
+from lastword.segments.model import Snapshot
+from lastword.segments.table import SegmentTable
 
 INLINE = {"compaction.service.factory": "lastword.compaction.inline:InlineCompactionServiceFactory"}
 
@@ -181,6 +183,61 @@ def test_where_neither_snapshot_nor_wal_has_what_follows_the_error_names_what_ca
         first.close()
 
 
+@pytest.mark.parametrize("at_an_offset", [True, False])
+def test_records_that_are_sealed_while_their_wal_is_looked_for_are_found(
+    log: Log, written: list[Record], clock: ManualClock, monkeypatch: pytest.MonkeyPatch, at_an_offset: bool
+) -> None:
+    """The snapshots are listed first, the WAL is looked at after that. In between it is sealed, and deleted."""
+    log.alter_topic("t", set_config={"local.retention.ms": "0"})
+    history = SegmentTable.history
+
+    def listed_before_it_is_sealed(table: SegmentTable) -> list[Snapshot]:
+        found = history(table)
+        monkeypatch.setattr(SegmentTable, "history", history)
+        log.topic("t").seal()
+        log.run_retention(steps=["delete"])
+        return found
+
+    monkeypatch.setattr(SegmentTable, "history", listed_before_it_is_sealed)
+    as_of = AsOf(offset=35) if at_an_offset else AsOf(time_ms=written[35].timestamp_ms)
+    assert offsets(log, as_of) == list(range(36))
+
+
+@pytest.mark.parametrize("read_before", [0, 1, 3], ids=["nothing", "a segment", "all segments"])
+def test_records_that_are_sealed_while_the_past_is_read_are_read_from_there(
+    log: Log, written: list[Record], read_before: int
+) -> None:
+    """The tail of the view is sealed, and its WAL is deleted, before the reader comes to it."""
+    log.alter_topic("t", set_config={"local.retention.ms": "0"})
+    rows = log.topic("t").read_as_of(AsOf(offset=35))
+    found = [next(rows) for _ in range(read_before)]
+    log.topic("t").seal()
+    log.run_retention(steps=["delete"])
+    assert [at for each in [*found, *rows] for at in each.column("offset").to_pylist()] == list(range(36))
+
+
+def test_records_that_are_compacted_while_the_past_is_read_end_it_with_an_error(
+    log: Log, written: list[Record], clock: ManualClock
+) -> None:
+    """What was read so far has records that the rest no longer tells to be gone."""
+    log.alter_topic("t", set_config={"local.retention.ms": "0", "delete.retention.ms": "0"})
+    rows = log.topic("t").read_as_of(AsOf(offset=39))
+    assert len(next(rows)) == 10
+    log.compact(asked_for=True, seal=True)
+    log.run_retention(steps=["delete"])
+    with pytest.raises(UnavailableError, match="compacted while its past was read; read it again"):
+        list(rows)
+    assert len(offsets(log, AsOf(offset=39))) < 40
+
+
+def test_a_topic_that_is_deleted_while_its_past_is_read_is_unknown(log: Log, written: list[Record]) -> None:
+    rows = log.topic("t").read_as_of(AsOf(offset=35))
+    next(rows)
+    log.delete_topic("t")
+    with pytest.raises(UnknownTopicError):
+        list(rows)
+
+
 def test_as_of_a_snapshot_is_what_it_holds(log: Log, written: list[Record]) -> None:
     log.compact(asked_for=True)
     history = log.topic("t").history()
@@ -197,7 +254,7 @@ def test_past_the_kept_snapshots_the_error_names_the_oldest_offset(
     log.compact(asked_for=True)
     clock.sleep_ms(120_000)
     log.run_retention()
-    with pytest.raises(InvalidError, match=r"beyond offset 5.*oldest offset that can be shown exactly is 29"):
+    with pytest.raises(InvalidError, match=r"beyond offset 5.*next offset that can be shown exactly is 29"):
         offsets(log, AsOf(offset=5))
     assert state(log, AsOf(offset=29)) == model(written[:30])
     assert state(log, AsOf(offset=33)) == model(written[:34])
@@ -214,5 +271,5 @@ def test_no_view_goes_below_the_log_start(log: Log, written: list[Record]) -> No
 
 @pytest.mark.parametrize("given", [{}, {"offset": 1, "time_ms": 2}])
 def test_one_point_and_only_one(given: dict[str, int]) -> None:
-    with pytest.raises(InvalidError, match="only one"):
+    with pytest.raises(InvalidError, match="exactly one"):
         AsOf(**given)

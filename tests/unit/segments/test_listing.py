@@ -14,6 +14,7 @@ from lastword.admin.views import Overview
 from lastword.errors import CorruptError
 from lastword.log import Log
 from lastword.operations import describing, topics, wal
+from lastword.segments.model import Snapshot
 
 INLINE = {"compaction.service.factory": "lastword.compaction.inline:InlineCompactionServiceFactory"}
 
@@ -40,9 +41,9 @@ def run_job(log: Log, name: str) -> str | None:
 def overview(log: Log) -> list[dict[str, object]]:
     view = Overview(log)
     view.begin()
-    assert view._looking is not None
-    view._looking.join()
-    found: list[dict[str, object]] = view.look()["topics"]
+    assert view._refreshing is not None
+    view._refreshing.join()
+    found: list[dict[str, object]] = view.current()["topics"]
     return found
 
 
@@ -129,9 +130,9 @@ def test_partitions_that_are_added_during_retention(log: Log, monkeypatch: pytes
     topic.seal()
     wals = topic.local_wals
 
-    def grown() -> object:
+    def grown(snapshot: Snapshot) -> object:
         monkeypatch.undo()
-        before = wals()
+        before = wals(snapshot)
         log.alter_topic("t", partitions=3)
         return before
 

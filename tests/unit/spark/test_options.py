@@ -65,7 +65,7 @@ def test_times() -> None:
         (HERE | {"viev": "state"}, "option 'viev' is unknown for a batch read; allowed: as.of, columns"),
         (HERE | {"view": "all"}, "option 'view' is 'all'; allowed: records, state"),
         (HERE | {"as.of": "yesterday"}, "option 'as.of' is 'yesterday'; allowed: an offset"),
-        (HERE | {"as.of": "snapshot:x"}, "option 'as.of' is 'snapshot:x'; allowed"),
+        (HERE | {"as.of": "snapshot:x"}, "option 'as.of' is 'snapshot:x'; a snapshot is a number"),
         (HERE | {"start": "-1"}, "option 'start' is '-1'; allowed: earliest, latest"),
         (HERE | {"end": '{"0": "x"}'}, "option 'end'"),
         (HERE | {"start.time": "soon"}, "option 'start.time': 'soon' is not a time"),

@@ -19,7 +19,7 @@ from lastword.folder.leases import live_leases
 from lastword.log import Log
 from lastword.log.topic import Topic
 from lastword.record import NewRecord
-from lastword.segments.parquet import ROW_GROUP_ROWS
+from lastword.segments.writer import ROW_GROUP_ROWS
 from lastword.spark.filters import EVERYTHING
 from lastword.spark.options import batch_options
 from lastword.spark.plan import plan_batch

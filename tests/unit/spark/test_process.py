@@ -30,7 +30,7 @@ def test_a_process_that_spark_forked_keeps_what_it_has_loaded() -> None:
     assert done.stdout == "True True\n"
 
 
-def test_tasks_that_read_sealed_segments_load_neither_the_kernels_nor_the_log() -> None:
+def test_tasks_that_read_sealed_segments_load_neither_the_compiled_loops_nor_the_log() -> None:
     program = (
         "import sys\n"
         "import lastword.spark.source, lastword.spark.batch, lastword.spark.tasks\n"

@@ -14,8 +14,8 @@ from tests.support.logs import open_log
 from tests.support.spark_source import Row, read_range, stream_of
 
 from lastword.connect.appender import Appender
+from lastword.connect.destination import OwnDestination
 from lastword.connect.protocol import Chunk, SourceRecord
-from lastword.connect.target import LogTarget
 from lastword.errors import InvalidError, OffsetOutOfRangeError
 from lastword.log import Log
 from lastword.log.topic import Topic
@@ -215,7 +215,7 @@ def test_a_segment_with_many_offsets_and_few_records_costs_few_triggers(log: Log
 def test_a_gap_that_is_not_sealed_costs_no_triggers(tmp_path: Path, log: Log) -> None:
     """A mirror that keeps offsets begins with a gap as long as what its source has removed."""
     log.create_topic("t", partitions=1)
-    appender = Appender(LogTarget(log), tmp_path, source="mirror", connector="kafka")
+    appender = Appender(OwnDestination(log), tmp_path, source="mirror", connector="kafka")
     records = [SourceRecord("t", b"k", b"%d" % n, 1, offset=5_000_000_000 + n) for n in range(30)]
     appender.append(Chunk(records, {}))
     stream = stream_of(log, max_records_per_trigger=20)

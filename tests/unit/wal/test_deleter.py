@@ -209,9 +209,9 @@ class TestTheTenCases:
 
         def during_upload(step: str) -> None:
             if step == "seal.written":
-                # In a thread of its own, as the worker's lanes are.
-                with ThreadPoolExecutor(1) as lane:
-                    done = lane.submit(files.run_retention).result(180)
+                # In a thread of its own, as the worker's are.
+                with ThreadPoolExecutor(1) as thread:
+                    done = thread.submit(files.run_retention).result(180)
                 seen.append([each.file.seq for each in done.wal.deletions])
 
         steps.install(during_upload)

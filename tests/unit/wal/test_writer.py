@@ -1,14 +1,12 @@
-"""The writer: offsets, group commit, what is shown when, and rolls."""
+"""The writer: offsets, and rolls."""
 
 from __future__ import annotations
-
-import os
-import threading
-from collections.abc import Callable
 
 import pytest
 from tests.support.clock import ManualClock
 from tests.support.logs import WalFolder, numbered, one_batch, settings
+from tests.support.syncs import Syncs, in_thread, waiting
+from tests.support.waiting import wait_until
 
 from lastword import batch
 from lastword.errors import ClosedError, WriteFailedError
@@ -17,53 +15,7 @@ from lastword.wal import checkpoint as checkpoints
 from lastword.wal.checkpoint import DeleterCheckpoint
 from lastword.wal.files import walk
 from lastword.wal.state import Phase
-from lastword.wal.writer import PartitionWriter, roll_reason
-
-
-class Syncs:
-    """Counts the syncs of WAL data; a test may hold one up or let it fail."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.error: OSError | None = None
-        self.entered = threading.Event()
-        self.may_go = threading.Event()
-        self.may_go.set()
-
-    def __call__(self, fd: int) -> None:
-        self.count += 1
-        self.entered.set()
-        assert self.may_go.wait(180)
-        if self.error is not None:
-            raise self.error
-        os.fdatasync(fd)
-
-
-@pytest.fixture
-def syncs(monkeypatch: pytest.MonkeyPatch) -> Syncs:
-    counter = Syncs()
-    monkeypatch.setattr(disk, "fdatasync", counter)
-    return counter
-
-
-def in_thread(act: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=act)
-    thread.start()
-    return thread
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does."""
-    pause = threading.Event()
-    for _ in range(20_000):
-        if condition():
-            return
-        pause.wait(0.001)
-    raise AssertionError("it did not come to pass")
-
-
-def waiting(writer: PartitionWriter) -> int:
-    return len(writer._changed._waiters)  # type: ignore[attr-defined]
+from lastword.wal.writer import roll_reason
 
 
 class TestOffsets:
@@ -116,7 +68,7 @@ class TestOffsets:
         syncing = in_thread(writer.sync)
         assert syncs.entered.wait(180)
         first = in_thread(lambda: together.append(writer.stage_all([one] * 4)))
-        until(lambda: waiting(writer) == 1)
+        wait_until(lambda: waiting(writer) == 1)
         second = in_thread(lambda: alone.append(writer.stage(one)[0]))
         syncs.may_go.set()
         for thread in (syncing, first, second):
@@ -135,218 +87,6 @@ class TestOffsets:
             writer.append(one_batch("0"))
 
 
-class TestGroupCommit:
-    def test_an_append_is_synced_before_it_is_answered(self, wal: WalFolder, syncs: Syncs) -> None:
-        with wal.opened() as writer:
-            wal.fill(writer, 0, 3)
-
-            assert syncs.count == 3
-            assert wal.state.durable_offset == wal.state.visible_offset == 3
-
-    def test_those_who_wait_together_share_a_sync(self, wal: WalFolder, syncs: Syncs) -> None:
-        writer = wal.open()
-        syncs.may_go.clear()
-        threads = [in_thread(lambda: writer.append(one_batch("first")))]
-        assert syncs.entered.wait(180)
-        threads += [in_thread(lambda: writer.append(one_batch("other"))) for _ in range(8)]
-        until(lambda: waiting(writer) == 8)
-        assert writer.end_offset == 9
-        assert writer.visible_end == 0
-        syncs.may_go.set()
-        for thread in threads:
-            thread.join(180)
-
-        assert writer.visible_end == 9
-        # The first one's, and one for the eight who came meanwhile.
-        assert syncs.count == 2
-        writer.close()
-
-    def test_nothing_is_shown_before_its_sync(self, wal: WalFolder, syncs: Syncs) -> None:
-        with wal.opened() as writer:
-            wal.fill(writer, 0, 2)
-            writer.stage(one_batch("2"))
-
-            assert wal.read() == numbered(0, 2)
-            writer.wait_durable(3)
-            assert wal.read() == numbered(0, 3)
-
-    def test_after_an_interrupted_sync_another_one_takes_over(self, wal: WalFolder, syncs: Syncs) -> None:
-        writer = wal.open()
-
-        def interrupt(step: str) -> None:
-            if step == "wal.synced":
-                steps.install(None)
-                raise KeyboardInterrupt
-
-        steps.install(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            writer.append(one_batch("0"))
-
-        assert writer.append(one_batch("1")) == 1
-        writer.close()
-        assert wal.read() == numbered(0, 2)
-
-    def test_an_interrupt_between_a_write_and_its_counting_can_not_double_offsets(
-        self, wal: WalFolder
-    ) -> None:
-        writer = wal.open()
-        wal.fill(writer, 0, 2)
-
-        def interrupt(step: str) -> None:
-            steps.install(None)
-            raise KeyboardInterrupt
-
-        steps.install(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            writer.append(one_batch("lost"))
-
-        with pytest.raises(WriteFailedError):
-            writer.append(one_batch("2"))
-        writer.close()
-        with wal.opened() as writer:
-            wal.fill(writer, 2, 3)
-        assert wal.read() == numbered(0, 3)
-
-
-class TestSyncModes:
-    @pytest.mark.parametrize("sync", ["none", "interval:60000"])
-    def test_without_group_an_append_is_shown_at_once_and_not_synced(
-        self, wal: WalFolder, syncs: Syncs, sync: str
-    ) -> None:
-        writer = wal.open(sync=sync)
-        wal.fill(writer, 0, 3)
-
-        assert syncs.count == 0
-        assert wal.read() == numbered(0, 3)
-        assert (wal.state.visible_offset, wal.state.durable_offset) == (3, 0)
-        writer.sync()
-        assert syncs.count == 1
-        assert wal.state.durable_offset == 3
-        writer.sync()
-        assert syncs.count == 1, "everything was durable already"
-        writer.close()
-
-    def test_closing_syncs_what_is_left(self, wal: WalFolder, syncs: Syncs) -> None:
-        with wal.opened(sync="none") as writer:
-            wal.fill(writer, 0, 2)
-
-        assert syncs.count == 1
-        assert wal.state.phase is Phase.CLEAN
-        assert wal.state.durable_offset == 2
-
-    def test_that_the_file_is_open_is_synced_where_a_power_cut_could_hide_it(
-        self, wal: WalFolder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        wal.open().close()
-        synced: list[Phase] = []
-        monkeypatch.setattr(disk, "fsync", lambda fd: synced.append(wal.state.phase) or os.fsync(fd))
-
-        with wal.opened(sync="none") as writer:
-            wal.fill(writer, 0, 1)
-            assert synced == [Phase.OPEN]
-
-
-class TestFailures:
-    def test_a_failed_sync_is_told_to_all_and_to_every_later_append(
-        self, wal: WalFolder, syncs: Syncs
-    ) -> None:
-        writer = wal.open()
-        wal.fill(writer, 0, 2)
-        syncs.error = OSError(5, "Input/output error")
-        with pytest.raises(WriteFailedError, match=r"Can't sync .*Input/output error.*until it is reopened"):
-            writer.append(one_batch("2"))
-        syncs.error = None
-
-        with pytest.raises(WriteFailedError):
-            writer.append(one_batch("2"))
-        assert writer.failed is not None
-        assert wal.state.phase is Phase.FAILED
-        assert wal.read() == numbered(0, 2)
-        writer.close()
-        assert wal.state.phase is Phase.FAILED
-
-    def test_a_sync_that_was_under_way_does_not_take_the_mark_of_a_failed_write_away(
-        self, wal: WalFolder, syncs: Syncs, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        writer = wal.open()
-        syncs.may_go.clear()
-        syncing = in_thread(lambda: writer.append(one_batch("0")))
-        assert syncs.entered.wait(180)
-
-        def full(fd: int, data: memoryview) -> int:
-            os.write(fd, data[:10])
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(disk, "write", full)
-        with pytest.raises(WriteFailedError, match="No space left"):
-            writer.append(one_batch("1"))
-        syncs.may_go.set()
-        syncing.join(180)
-        monkeypatch.setattr(disk, "write", os.write)
-
-        assert wal.state.phase is Phase.FAILED
-        assert wal.state.visible_offset == 1, "what the sync covered is there"
-        writer.close()
-        with wal.opened() as writer:
-            assert writer.append(one_batch("1")) == 1
-        assert wal.read() == numbered(0, 2)
-        assert wal.aside == ["wal.0000000001.log.failed"]
-
-    def test_a_state_that_can_not_be_written_wakes_those_who_wait(
-        self, wal: WalFolder, syncs: Syncs, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        writer = wal.open()
-        wal.fill(writer, 0, 1)
-        syncs.entered.clear()
-        syncs.may_go.clear()
-        outcomes: list[str] = []
-
-        def append() -> None:
-            try:
-                writer.append(one_batch("x"))
-                outcomes.append("done")
-            except WriteFailedError:
-                outcomes.append("failed")
-
-        threads = [in_thread(append)]
-        assert syncs.entered.wait(180)
-        threads.append(in_thread(append))
-        until(lambda: waiting(writer) == 1)
-        assert writer._state_file is not None
-
-        def broken(*_: object, **__: object) -> None:
-            raise OSError(5, "Input/output error")
-
-        monkeypatch.setattr(writer._state_file, "write", broken)
-        syncs.may_go.set()
-        for thread in threads:
-            thread.join(180)
-
-        assert outcomes == ["failed", "failed"]
-        writer.close()
-
-    def test_a_next_file_that_can_not_be_created_leaves_the_active_one_as_it_is(
-        self, wal: WalFolder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        writer = wal.open()
-        wal.fill(writer, 0, 2)
-        real = disk.sync_folder
-
-        def full(folder: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(disk, "sync_folder", full)
-        with pytest.raises(WriteFailedError, match="free some space and try again"):
-            writer.roll()
-        monkeypatch.setattr(disk, "sync_folder", real)
-
-        wal.fill(writer, 2, 3)
-        assert writer.roll()
-        wal.fill(writer, 3, 4)
-        writer.close()
-        assert wal.read() == numbered(0, 4)
-
-
 class TestRolls:
     @pytest.mark.parametrize(
         ("own", "size_bytes", "incoming_bytes", "age_ms", "reason"),
@@ -362,6 +102,8 @@ class TestRolls:
             ({"max_compaction_lag_ms": 200, "cleanup_policy": "compact"}, 1, 0, 199, None),
             ({"max_compaction_lag_ms": 200, "cleanup_policy": "compact"}, 1, 0, 200, "max.compaction.lag.ms"),
             ({"max_compaction_lag_ms": 200}, 1, 0, 200, None),
+            ({"segment_ms": 1000}, 1, 0, -60_000, None),
+            ({"segment_ms": 1000}, 1, 0, -60_001, "the clock was put back"),
         ],
     )
     def test_why_a_file_is_rolled(
@@ -441,7 +183,7 @@ class TestRolls:
         threads = [in_thread(writer.sync)]
         assert syncs.entered.wait(180)
         threads += [in_thread(writer.roll) for _ in range(2)]
-        until(lambda: waiting(writer) == 2)
+        wait_until(lambda: waiting(writer) == 2)
         syncs.may_go.set()
         for thread in threads:
             thread.join(180)
@@ -459,9 +201,9 @@ class TestRolls:
         threads = [in_thread(writer.sync)]
         assert syncs.entered.wait(180)
         threads.append(in_thread(writer.roll))
-        until(lambda: waiting(writer) == 1)
+        wait_until(lambda: waiting(writer) == 1)
         threads.append(in_thread(lambda: writer.stage(one)))
-        until(lambda: waiting(writer) == 2)
+        wait_until(lambda: waiting(writer) == 2)
         syncs.may_go.set()
         for thread in threads:
             thread.join(180)
@@ -528,7 +270,47 @@ class TestRolls:
         files = wal.checkpoint.files
         assert all((each.size_bytes or 0) > 0 for each in files[:-1])
 
+    def test_a_next_file_that_can_not_be_created_leaves_the_active_one_as_it_is(
+        self, wal: WalFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        writer = wal.open()
+        wal.fill(writer, 0, 2)
+        real = disk.sync_folder
 
-def test_an_idle_partition_holds_no_file_open(wal: WalFolder) -> None:
-    with wal.opened() as writer:
-        assert (writer._fd, writer._state_file) == (None, None)
+        def full(folder: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(disk, "sync_folder", full)
+        with pytest.raises(WriteFailedError, match="free some space and try again"):
+            writer.roll()
+        monkeypatch.setattr(disk, "sync_folder", real)
+
+        wal.fill(writer, 2, 3)
+        assert writer.roll()
+        wal.fill(writer, 3, 4)
+        writer.close()
+        assert wal.read() == numbered(0, 4)
+
+    @pytest.mark.parametrize("step", ["synced", "producers_saved", "created", "named"])
+    def test_an_interrupted_one_leaves_every_record_and_no_damage(self, wal: WalFolder, step: str) -> None:
+        writer = wal.open()
+        wal.fill(writer, 0, 3)
+
+        def interrupt(reached: str) -> None:
+            if reached == f"wal.roll.{step}":
+                steps.install(None)
+                raise KeyboardInterrupt
+
+        steps.install(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            writer.roll()
+        with pytest.raises(WriteFailedError, match="Can't roll"):
+            writer.append(one_batch("3"))
+        assert wal.state.phase is Phase.FAILED
+        assert wal.read() == numbered(0, 3)
+        writer.close()
+
+        with wal.opened() as writer:
+            wal.fill(writer, 3, 4)
+        assert wal.checkpoint.damage == ()
+        assert wal.read() == numbered(0, 4)

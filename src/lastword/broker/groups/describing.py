@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from lastword.broker.groups.group import Group
 from lastword.broker.groups.records import CommittedOffset
 from lastword.broker.groups.subscription import CONSUMER_PROTOCOL, assigned_partitions
+from lastword.record_json import Json
 
 TopicPartition = tuple[str, int]
 """A topic's name and a partition."""
@@ -21,9 +21,7 @@ def lag(committed: CommittedOffset, log_end: int | None) -> int | None:
     return None if log_end is None else max(0, log_end - committed.offset)
 
 
-def summary(
-    group: Group, offsets: Mapping[TopicPartition, CommittedOffset], log_end: LogEnd
-) -> dict[str, Any]:
+def summary(group: Group, offsets: Mapping[TopicPartition, CommittedOffset], log_end: LogEnd) -> Json:
     behind = [lag(committed, log_end(*place)) for place, committed in offsets.items()]
     return {
         "group": group.group_id,
@@ -35,9 +33,7 @@ def summary(
     }
 
 
-def description(
-    group: Group, offsets: Mapping[TopicPartition, CommittedOffset], log_end: LogEnd
-) -> dict[str, Any]:
+def description(group: Group, offsets: Mapping[TopicPartition, CommittedOffset], log_end: LogEnd) -> Json:
     owners = _owners(group)
     return {
         **summary(group, offsets, log_end),

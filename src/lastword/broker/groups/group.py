@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lastword.broker.errors import ErrorCode
-from lastword.broker.groups.members import JoinAnswer, JoinedMember, Member, SyncAnswer
-from lastword.broker.groups.records import SavedGroup
+from lastword.broker.groups.members import JoinAnswer, JoinedMember, Member, MemberRef, SyncAnswer
+from lastword.broker.groups.records import SavedGroup, SavedMember
 from lastword.broker.groups.subscription import CONSUMER_PROTOCOL, subscribed_topics
+
+Stored = Callable[[ErrorCode], None]
+Store = Callable[[str, SavedGroup, Stored], None]
+"""Stores a group, and reports the result, now or later, in the order of the calls."""
 
 
 class State(StrEnum):
@@ -44,7 +49,7 @@ class Group:
     static_members: dict[str, str] = field(default_factory=dict)
     """Instance ids and their current member ids."""
     pending: set[str] = field(default_factory=set)
-    """Member ids that were handed out and have not joined yet."""
+    """Assigned member ids that have not joined yet."""
     unsynced: set[str] = field(default_factory=set)
     """Members that have not requested their assignment of this generation yet."""
     initial_delay: InitialDelay | None = None
@@ -77,6 +82,31 @@ class Group:
 
     # ------------------------------------------------------------------------------------------ members
 
+    def check_member(self, ref: MemberRef, generation: int | None = None) -> ErrorCode:
+        """Check a member's identity, and its generation if one is given."""
+        if ref.instance_id is not None:
+            current = self.member_of(ref.instance_id)
+            if current is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if current != ref.member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        if ref.member_id not in self.members:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if generation is not None and generation != self.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        return ErrorCode.NONE
+
+    def has_room_for(self, member_id: str, *, max_size: int) -> bool:
+        """Return whether a member may join without exceeding the limit."""
+        member = self.members.get(member_id)
+        if self.state is State.PREPARING:
+            if member is not None and member.is_joining:
+                return True
+            return len(self.joining) < max_size
+        if self.state in (State.COMPLETING, State.STABLE):
+            return member is not None or len(self) < max_size
+        return True
+
     def add(self, member: Member) -> None:
         if member.instance_id is not None:
             self.static_members[member.instance_id] = member.member_id
@@ -98,7 +128,7 @@ class Group:
         return member
 
     def rename(self, old_id: str, new_id: str) -> Member:
-        """Give a static member a new member id. A client that waits under the old one is told that it is fenced."""
+        """Give a static member a new member id. A client that waits under the old one gets the error that it is fenced."""
         member = self.members[old_id]
         member.answer_join(JoinAnswer(error=ErrorCode.FENCED_INSTANCE_ID, member_id=old_id))
         member.answer_sync(SyncAnswer(error=ErrorCode.FENCED_INSTANCE_ID))
@@ -178,6 +208,30 @@ class Group:
         return SyncAnswer(
             protocol_type=self.protocol_type, protocol_name=self.protocol_name, assignment=member.assignment
         )
+
+
+def saved_group(group: Group, assignments: Mapping[str, bytes] | None = None) -> SavedGroup:
+    """Return the state of a group to store, with the given assignments instead of the current ones."""
+    return SavedGroup(
+        generation=group.generation,
+        protocol_type=group.protocol_type,
+        protocol_name=group.protocol_name,
+        leader=group.leader,
+        since_ms=group.since_ms,
+        members=tuple(
+            SavedMember(
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                session_timeout_ms=member.session_timeout_ms,
+                rebalance_timeout_ms=member.rebalance_timeout_ms,
+                metadata=member.metadata(group.protocol_name or ""),
+                assignment=member.assignment if assignments is None else assignments[member.member_id],
+            )
+            for member in group.members.values()
+        ),
+    )
 
 
 def take_saved(group: Group, saved: SavedGroup) -> None:

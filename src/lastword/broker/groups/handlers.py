@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from kafka.protocol.admin import DeleteGroupsResponse, DescribeGroupsResponse, ListGroupsResponse
 from kafka.protocol.consumer import (
@@ -20,13 +20,15 @@ from kafka.protocol.metadata import FindCoordinatorResponse
 
 from lastword.broker.authorized import ON_GROUP, if_asked
 from lastword.broker.errors import ErrorCode
+from lastword.broker.groups.commits import NewOffset
+from lastword.broker.groups.describing import TopicPartition
 from lastword.broker.groups.group import Group, State
 from lastword.broker.groups.members import NO_MEMBER_ID, JoinRequest, MemberRef, SyncRequest
 from lastword.broker.groups.records import CommittedOffset
-from lastword.broker.groups.service import GroupService, NewOffset, TopicPartition
+from lastword.broker.groups.service import GroupService
 from lastword.broker.node import Node
 from lastword.broker.nulls import refusing_nulls
-from lastword.broker.wire import Handler, Peer, Request
+from lastword.broker.wire import Answer, Handler, Message, Peer, Request
 
 OFFSET_COMMIT: Final = 8
 OFFSET_FETCH: Final = 9
@@ -91,7 +93,7 @@ class GroupHandlers:
 
     # --------------------------------------------------------------------------------------- coordinator
 
-    async def _find_coordinator(self, request: Request, peer: Peer) -> Any:
+    async def _find_coordinator(self, request: Request, peer: Peer) -> Answer:
         message = request.message
         key_type = message.key_type if request.api_version >= 1 else _GROUP_KEY
         error, text = _coordinator_error(key_type)
@@ -116,7 +118,7 @@ class GroupHandlers:
             return FindCoordinatorResponse(throttle_time_ms=0, coordinators=coordinators)
         return FindCoordinatorResponse(throttle_time_ms=0, **place)
 
-    async def _join(self, request: Request, peer: Peer) -> Any:
+    async def _join(self, request: Request, peer: Peer) -> Answer:
         message, version = request.message, request.api_version
         answer = await self.service.join(
             JoinRequest(
@@ -152,7 +154,7 @@ class GroupHandlers:
             ],
         )
 
-    async def _sync(self, request: Request, _peer: Peer) -> Any:
+    async def _sync(self, request: Request, _peer: Peer) -> Answer:
         message, version = request.message, request.api_version
         answer = await self.service.sync(
             SyncRequest(
@@ -173,14 +175,14 @@ class GroupHandlers:
             assignment=answer.assignment,
         )
 
-    async def _heartbeat(self, request: Request, _peer: Peer) -> Any:
+    async def _heartbeat(self, request: Request, _peer: Peer) -> Answer:
         message = request.message
         instance_id = message.group_instance_id if request.api_version >= 3 else None
         ref = MemberRef(member_id=message.member_id, instance_id=instance_id)
         error = self.service.heartbeat(message.group_id, ref, message.generation_id)
         return HeartbeatResponse(throttle_time_ms=0, error_code=int(error))
 
-    async def _leave(self, request: Request, _peer: Peer) -> Any:
+    async def _leave(self, request: Request, _peer: Peer) -> Answer:
         message = request.message
         if not message.group_id:
             return LeaveGroupResponse(
@@ -206,7 +208,7 @@ class GroupHandlers:
 
     # ------------------------------------------------------------------------------------------- offsets
 
-    async def _commit(self, request: Request, _peer: Peer) -> Any:
+    async def _commit(self, request: Request, _peer: Peer) -> Answer:
         message, version = request.message, request.api_version
         offsets = {
             (topic.name, each.partition_index): NewOffset(
@@ -244,10 +246,10 @@ class GroupHandlers:
             ],
         )
 
-    async def _fetch_offsets(self, request: Request, _peer: Peer) -> Any:
+    async def _fetch_offsets(self, request: Request, _peer: Peer) -> Answer:
         message = request.message
         if request.api_version < 8:
-            topic_class: Any = OffsetFetchResponse.OffsetFetchResponseTopic
+            topic_class: Message = OffsetFetchResponse.OffsetFetchResponseTopic
             return OffsetFetchResponse(
                 throttle_time_ms=0,
                 topics=_offset_topics(
@@ -280,11 +282,9 @@ class GroupHandlers:
     def _fetch_error(self, group_id: str | None) -> ErrorCode:
         # Never answer "there is no offset" before that is known. An empty group id is allowed: a consumer may have
         # committed offsets under it long ago.
-        if not self.service.is_loaded:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        return ErrorCode.INVALID_GROUP_ID if group_id is None else ErrorCode.NONE
+        return ErrorCode.INVALID_GROUP_ID if self.service.is_loaded and group_id is None else self._load_error
 
-    async def _delete_offsets(self, request: Request, _peer: Peer) -> Any:
+    async def _delete_offsets(self, request: Request, _peer: Peer) -> Answer:
         message = request.message
         partitions = [
             (topic.name, each.partition_index) for topic in message.topics for each in topic.partitions
@@ -311,7 +311,7 @@ class GroupHandlers:
 
     # -------------------------------------------------------------------------------------------- groups
 
-    async def _describe(self, request: Request, _peer: Peer) -> Any:
+    async def _describe(self, request: Request, _peer: Peer) -> Answer:
         message = request.message
         asked = request.api_version >= 3 and message.include_authorized_operations
         return DescribeGroupsResponse(
@@ -324,7 +324,7 @@ class GroupHandlers:
             ],
         )
 
-    async def _list(self, request: Request, _peer: Peer) -> Any:
+    async def _list(self, request: Request, _peer: Peer) -> Answer:
         message, version = request.message, request.api_version
         states = {each.lower() for each in message.states_filter or ()} if version >= 4 else set()
         types = {each.lower() for each in message.types_filter or ()} if version >= 5 else set()
@@ -343,7 +343,7 @@ class GroupHandlers:
             ],
         )
 
-    async def _delete(self, request: Request, _peer: Peer) -> Any:
+    async def _delete(self, request: Request, _peer: Peer) -> Answer:
         group_ids = list(dict.fromkeys(request.message.groups_names))
         return DeleteGroupsResponse(
             throttle_time_ms=0,
@@ -365,19 +365,19 @@ def _coordinator_error(key_type: int) -> tuple[ErrorCode, str | None]:
     return ErrorCode.INVALID_REQUEST, f"There are no coordinators of type {key_type}; 0 (group) is available."
 
 
-def _wanted(topics: Any) -> list[TopicPartition] | None:
+def _wanted(topics: Sequence[Message] | None) -> list[TopicPartition] | None:
     if topics is None:
         return None
     return [(topic.name, partition) for topic in topics for partition in topic.partition_indexes]
 
 
 def _offset_topics(
-    topic_class: Any,
-    partition_class: Any,
+    topic_class: Message,
+    partition_class: Message,
     offsets: Mapping[TopicPartition, CommittedOffset | None],
     error: ErrorCode,
-) -> list[Any]:
-    by_topic: dict[str, list[Any]] = {}
+) -> list[Message]:
+    by_topic: dict[str, list[Message]] = {}
     for (name, partition), found in offsets.items():
         committed = found or _NO_OFFSET
         by_topic.setdefault(name, []).append(
@@ -393,7 +393,7 @@ def _offset_topics(
     return [topic_class(name=name, partitions=partitions) for name, partitions in by_topic.items()]
 
 
-def _described(group_id: str, group: Group | None, error: ErrorCode, *, is_authorized_asked: bool) -> Any:
+def _described(group_id: str, group: Group | None, error: ErrorCode, *, is_authorized_asked: bool) -> Message:
     group_class = DescribeGroupsResponse.DescribedGroup
     dead = "" if error is not ErrorCode.NONE else State.DEAD.value
     return group_class(
@@ -407,7 +407,7 @@ def _described(group_id: str, group: Group | None, error: ErrorCode, *, is_autho
     )
 
 
-def _described_members(group: Group) -> Iterable[Any]:
+def _described_members(group: Group) -> Iterable[Message]:
     member_class = DescribeGroupsResponse.DescribedGroup.DescribedGroupMember
     is_stable = group.state is State.STABLE
     for member in group.members.values():

@@ -15,9 +15,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from uuid import UUID
 
+from lastword.broker.groups.records import CommittedOffset, OffsetKey
 from lastword.broker.node import Node
-from lastword.errors import CorruptError, UnknownTopicError
-from lastword.reading.readers import group_positions, save_group_positions
+from lastword.errors import CorruptError
+from lastword.reading.topic_reader import group_positions, save_group_positions
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +39,13 @@ class GroupHolds:
         self._changed: set[Pair] = set()
         self._one_at_a_time = asyncio.Lock()
 
-    def committed(self, group_id: str, topic_id: UUID, partition: int, offset: int, now_ms: int) -> bool:
+    def committed(self, key: OffsetKey, committed: CommittedOffset) -> bool:
         """Note a commit of a group. Return whether it must be written before it is answered."""
-        pair = (group_id, topic_id)
-        self._positions.setdefault(pair, {})[partition] = (offset, now_ms)
+        pair = (key.group_id, key.topic_id)
+        self._positions.setdefault(pair, {})[key.partition] = (committed.offset, committed.committed_ms)
         self._changed.add(pair)
-        written = self._written.get(pair, {}).get(partition)
-        return written is None or offset < written[0]
+        written = self._written.get(pair, {}).get(key.partition)
+        return written is None or committed.offset < written[0]
 
     def seen(
         self, group_id: str, topic_id: UUID, now_ms: int, partitions: Iterable[int] | None = None
@@ -55,9 +56,9 @@ class GroupHolds:
             own[partition] = (own[partition][0], now_ms)
             self._changed.add((group_id, topic_id))
 
-    def forget(self, group_id: str, topic_id: UUID, partition: int) -> None:
-        pair = (group_id, topic_id)
-        if self._positions.get(pair, {}).pop(partition, None) is not None:
+    def forget(self, key: OffsetKey) -> None:
+        pair = (key.group_id, key.topic_id)
+        if self._positions.get(pair, {}).pop(key.partition, None) is not None:
             self._changed.add(pair)
 
     async def start(self) -> None:
@@ -80,7 +81,10 @@ class GroupHolds:
         async with self._one_at_a_time:
             pairs = list(self._changed if only is None else self._changed & set(only))
             self._changed.difference_update(pairs)
-            content = [(pair, dict(self._positions.get(pair, {}))) for pair in pairs if self._is_there(pair)]
+            # The files of a deleted topic have been removed with it.
+            content = [
+                (pair, dict(self._positions.get(pair, {}))) for pair in pairs if self._node.has_topic(pair[1])
+            ]
             try:
                 failed = await self._node.call_slow(_write_files, self._node.log.path, content)
             except BaseException:
@@ -93,14 +97,6 @@ class GroupHolds:
                 if not self._positions.get(pair):
                     self._positions.pop(pair, None)
                     self._written.pop(pair, None)
-
-    def _is_there(self, pair: Pair) -> bool:
-        # The files of a deleted topic have been removed with it.
-        try:
-            self._node.topic_by_id(pair[1])
-        except UnknownTopicError:
-            return False
-        return True
 
 
 def read_positions(folder: Path, topics: Iterable[UUID]) -> dict[Pair, dict[int, tuple[int, int]]]:

@@ -117,6 +117,15 @@ class Member:
         """Return the candidate that it prefers."""
         return next((name for name, _ in self.protocols if name in candidates), None)
 
+    def rejoin(self, request: JoinRequest, reply: JoinReply) -> None:
+        """Take over the settings of another join. An earlier one that still waits is obsolete."""
+        self.answer_join(JoinAnswer(error=ErrorCode.UNKNOWN_MEMBER_ID, member_id=self.member_id))
+        self.protocols = request.protocols
+        self.session_timeout_ms = request.session_timeout_ms
+        self.rebalance_timeout_ms = request.rebalance_timeout_ms
+        self.client_id, self.client_host = request.client_id, request.client_host
+        self.join_reply = reply
+
     def answer_join(self, answer: JoinAnswer) -> None:
         reply, self.join_reply = self.join_reply, None
         if reply is not None:

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 from uuid import UUID
 
 from lastword.errors import CorruptError, InvalidError
 from lastword.record import Record
+from lastword.record_json import Json
 
 VERSION = 1
 
@@ -72,28 +72,7 @@ def group_record(group_id: str, saved: SavedGroup | None) -> tuple[bytes, bytes 
     key = _dump(["group", VERSION, group_id])
     if saved is None:
         return key, None
-    value = {
-        "version": VERSION,
-        "generation": saved.generation,
-        "protocol_type": saved.protocol_type,
-        "protocol_name": saved.protocol_name,
-        "leader": saved.leader,
-        "since_ms": saved.since_ms,
-        "members": [
-            {
-                "member_id": each.member_id,
-                "instance_id": each.instance_id,
-                "client_id": each.client_id,
-                "client_host": each.client_host,
-                "session_timeout_ms": each.session_timeout_ms,
-                "rebalance_timeout_ms": each.rebalance_timeout_ms,
-                "metadata": base64.b64encode(each.metadata).decode(),
-                "assignment": base64.b64encode(each.assignment).decode(),
-            }
-            for each in saved.members
-        ],
-    }
-    return key, _dump(value)
+    return key, _dump({"version": VERSION, **asdict(saved)})
 
 
 def offset_record(key: OffsetKey, committed: CommittedOffset | None) -> tuple[bytes, bytes | None]:
@@ -140,7 +119,7 @@ def _check_version(version: int, topic: str) -> None:
         )
 
 
-def _group(value: dict[str, Any]) -> SavedGroup:
+def _group(value: Json) -> SavedGroup:
     return SavedGroup(
         generation=value["generation"],
         protocol_type=value["protocol_type"],
@@ -160,9 +139,13 @@ def _group(value: dict[str, Any]) -> SavedGroup:
     )
 
 
-def _offset(value: dict[str, Any]) -> CommittedOffset:
+def _offset(value: Json) -> CommittedOffset:
     return CommittedOffset(**{name: each for name, each in value.items() if name != "version"})
 
 
 def _dump(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=_text).encode()
+
+
+def _text(value: bytes) -> str:
+    return base64.b64encode(value).decode()

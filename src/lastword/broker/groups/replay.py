@@ -3,7 +3,7 @@
 1. The topic is read from its beginning, and the last record of each key counts. A damaged range of the WAL, an
    unreadable segment or an invalid record is noted, and reading continues after it.
 2. A key whose last readable record comes before such a place may have had a later one there. For an offset there is
-   a second source: the position that compaction is told (holds.py). The first commit of a partition, and each that
+   a second source: the position that compaction uses (holds.py). The first commit of a partition, and each that
    moves back, is in its file before it is answered. The others follow, so the file is never ahead of the commits. Its
    position replaces the record. Without it, the older record counts.
 3. A process that may write appends the known state again, after the damage. So it is also known at the next start,
@@ -73,7 +73,7 @@ class Replayed:
         return max((each.end_offset for each in self.lost), default=0)
 
     def doubtful(self) -> list[NewRecord]:
-        """Return the records to write again, because no reliable record says the same."""
+        """Return the records to write again, because no reliable record confirms them."""
         sure_from = self.sure_from
         entries = [
             _record(key, value)
@@ -113,7 +113,7 @@ def _next_damage(topic: Topic, offset: int) -> DamagedRange | None:
 
 
 def with_positions(found: Replayed, folder: Path, names: Mapping[UUID, str]) -> Replayed:
-    """Return the result with the positions that compaction was told, where a later commit may be lost."""
+    """Return the result with the positions that compaction uses, where a later commit may be lost."""
     if not found.lost:
         return found
     last = dict(found.last)

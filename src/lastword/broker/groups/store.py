@@ -2,7 +2,7 @@
 
 1. Entries are queued, with a callback. One task takes all queued entries and appends them in one go, so that commits
    that arrive together share one sync, and everything is applied in the order of the log.
-2. The callbacks get the result. Nothing is answered to a client, or seen by another, before that.
+2. The callbacks get the result. No client gets an answer or sees the entry before that.
 3. At the start the topic is read from its beginning, and the last record of each key counts (replay.py). Damage does
    not keep the broker from starting: it is reported, and the state that is still known is written again after it.
 
@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from lastword import metrics
+from lastword.broker.errors import ErrorCode
 from lastword.broker.groups.replay import GROUPS_TOPIC, Key, Lost, Replayed, Value, replay, with_positions
 from lastword.broker.node import Node
 from lastword.errors import (
@@ -68,6 +69,19 @@ class GroupStore:
             return
         self._queue.append((entries, done))
         self._wake.set()
+
+    async def written(self, entries: Sequence[Entry], apply: Callable[[], None]) -> ErrorCode:
+        """Write entries. `apply` is called in the order of the log, even if the client is gone."""
+        written: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+
+        def done(error: LastwordError | None) -> None:
+            if error is None:
+                apply()
+            if not written.done():
+                written.set_result(code_of_write(error))
+
+        self.write(entries, done)
+        return await written
 
     async def prepare(self) -> None:
         """Create the topic before the first commit waits for it."""
@@ -171,3 +185,14 @@ def _tell(done: Done, error: LastwordError | None) -> None:
         done(error)
     except Exception:
         logger.exception("a write to %s could not be applied", GROUPS_TOPIC)
+
+
+def code_of_write(error: LastwordError | None) -> ErrorCode:
+    """Return the code for the result of a write. It is retriable, unless a retry is useless."""
+    if error is None:
+        return ErrorCode.NONE
+    return (
+        ErrorCode.UNKNOWN_SERVER_ERROR
+        if isinstance(error, InvalidError)
+        else ErrorCode.COORDINATOR_NOT_AVAILABLE
+    )

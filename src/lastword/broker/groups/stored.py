@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 from uuid import UUID
 
 from lastword.broker.groups import describing
@@ -19,6 +18,7 @@ from lastword.broker.groups.replay import GROUPS_TOPIC, problems, replay, with_p
 from lastword.errors import InvalidError, UnknownGroupError, UnknownTopicError
 from lastword.log import Log
 from lastword.record import NewRecord
+from lastword.record_json import Json
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +34,13 @@ class StoredGroups:
         self._ends: dict[str, dict[int, int]] = {}
         self._load()
 
-    def list_groups(self) -> list[dict[str, Any]]:
+    def list_groups(self) -> list[Json]:
         return [
             describing.summary(group, self._committed(name), self._log_end)
             for name, group in sorted(self._groups.items())
         ]
 
-    def describe_group(self, name: str) -> dict[str, Any]:
+    def describe_group(self, name: str) -> Json:
         """Describe a group. Raise UnknownGroupError if there is none."""
         return describing.description(self._group(name), self._committed(name), self._log_end)
 

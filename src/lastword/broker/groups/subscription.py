@@ -7,7 +7,7 @@ Clients define both formats, except for the beginning, which every consumer writ
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 CONSUMER_PROTOCOL = "consumer"
 
@@ -18,60 +18,43 @@ _NUMBER = struct.Struct(">i")
 
 def subscribed_topics(metadata: Iterable[bytes]) -> frozenset[str] | None:
     """Return all topics that members subscribed to, or None if some of the metadata is not a consumer's."""
-    topics: set[str] = set()
-    for each in metadata:
-        try:
-            topics.update(_topics(each))
-        except (struct.error, ValueError):
-            return None
-    return frozenset(topics)
-
-
-def _topics(metadata: bytes) -> list[str]:
-    version, count = _COUNT.unpack_from(metadata)
-    if version < 0 or not 0 <= count <= len(metadata):
-        raise ValueError(version, count)
-    found: list[str] = []
-    at = _COUNT.size
-    for _ in range(count):
-        (length,) = _LENGTH.unpack_from(metadata, at)
-        at += _LENGTH.size
-        if length < 0 or at + length > len(metadata):
-            raise ValueError(length)
-        found.append(metadata[at : at + length].decode())
-        at += length
-    return found
+    try:
+        return frozenset(topic for each in metadata for topic, _ in _topics(each))
+    except (struct.error, ValueError):
+        return None
 
 
 def assigned_partitions(assignment: bytes) -> list[tuple[str, int]]:
     """Return the topics and partitions of an assignment, or none if it is not a consumer's."""
     try:
-        return _partitions(assignment)
+        return [
+            (topic, partition)
+            for topic, partitions in _topics(assignment, with_partitions=True)
+            for partition in partitions
+        ]
     except (struct.error, ValueError):
         return []
 
 
-def _partitions(assignment: bytes) -> list[tuple[str, int]]:
-    version, count = _COUNT.unpack_from(assignment)
-    if version < 0 or not 0 <= count <= len(assignment):
+def _topics(data: bytes, *, with_partitions: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the topics, and the partitions of each if the format has them."""
+    version, count = _COUNT.unpack_from(data)
+    if version < 0 or not 0 <= count <= len(data):
         raise ValueError(version, count)
-    found: list[tuple[str, int]] = []
     at = _COUNT.size
     for _ in range(count):
-        (length,) = _LENGTH.unpack_from(assignment, at)
+        (length,) = _LENGTH.unpack_from(data, at)
         at += _LENGTH.size
-        if length < 0 or at + length > len(assignment):
+        if length < 0 or at + length > len(data):
             raise ValueError(length)
-        topic = assignment[at : at + length].decode()
+        topic = data[at : at + length].decode()
         at += length
-        (partitions,) = _NUMBER.unpack_from(assignment, at)
-        at += _NUMBER.size
-        if not 0 <= partitions <= len(assignment):
-            raise ValueError(partitions)
-        found += [(topic, number) for (number,) in _numbers(assignment, at, partitions)]
-        at += partitions * _NUMBER.size
-    return found
-
-
-def _numbers(data: bytes, at: int, count: int) -> list[tuple[int]]:
-    return [_NUMBER.unpack_from(data, at + index * _NUMBER.size) for index in range(count)]
+        partitions: tuple[int, ...] = ()
+        if with_partitions:
+            (number,) = _NUMBER.unpack_from(data, at)
+            at += _NUMBER.size
+            if not 0 <= number <= len(data):
+                raise ValueError(number)
+            partitions = struct.unpack_from(f">{number}i", data, at)
+            at += number * _NUMBER.size
+        yield topic, partitions

@@ -13,7 +13,7 @@ Name = TypeVar("Name", bound=Hashable)
 class Timers(Generic[Name]):
     """Each name has at most one deadline.
 
-    A deadline that moves to a later time keeps its old place in the heap. When that comes up, it is queued again.
+    A deadline that moves to a later time keeps its old place in the heap. When it gets there, it is queued again.
     """
 
     def __init__(self) -> None:
@@ -31,15 +31,12 @@ class Timers(Generic[Name]):
     def cancel(self, name: Name) -> None:
         self._deadlines.pop(name, None)
 
-    def get(self, name: Name) -> int | None:
-        return self._deadlines.get(name)
-
     def next_ms(self) -> int | None:
         """Return the time to check again: never too late, sometimes too early."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now_ms: int) -> Iterator[Name]:
-        """Remove and yield the names whose deadline has come, the earliest first."""
+        """Remove and yield the names whose deadline has expired, the earliest first."""
         while self._heap and self._heap[0][0] <= now_ms:
             queued_ms, _, name = heapq.heappop(self._heap)
             if self._queued.get(name) != queued_ms:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 MAX_RECORDS: Final = 10_000
 IDLE_S: Final = 0.5
 TIMEOUT_S: Final = 15.0
-LOOK_S: Final = 30.0
+REFRESH_S: Final = 30.0
 """How often to look for new partitions and measure the lag."""
 DEFAULT_OFFSET_HEADER: Final = "lastword.offset"
 """If records get new offsets, the offsets of groups are found by this header."""
@@ -93,13 +93,13 @@ class KafkaConnector:
                 f"`offsets: {'new' if self._keeps else 'keep'}` continues that way"
             )
         self._assign(offsets)
-        looked_s = groups_s = monotonic_s()
+        refreshed_s = groups_s = monotonic_s()
         yield Chunk((), self._position(offsets))
         while True:
             records = self._take(self._messages(), offsets)
             yield Chunk(records, self._position(offsets))
-            if monotonic_s() - looked_s >= LOOK_S:
-                looked_s = monotonic_s()
+            if monotonic_s() - refreshed_s >= REFRESH_S:
+                refreshed_s = monotonic_s()
                 self._assign(offsets)
             if self._groups is not None and monotonic_s() - groups_s >= self._groups_s:
                 # Everything that was yielded is in the log by now.

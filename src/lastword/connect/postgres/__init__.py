@@ -10,10 +10,12 @@ pgoutput.py     the messages of the protocol
 position.py     the position of a source: snapshots that were read, and the place in the stream
 snapshot.py     the first rows
 sweep.py        rows that were removed without a change in the stream
+tables.py       the rows of tables as records, at first and later
 partitions.py   partitions that come and go
 toast.py        large values that the stream leaves out
 changes.py      the stream's changes as records, transaction by transaction
 stream.py       the messages of a slot
+monitor.py      the progress of a source, and the WAL that PostgreSQL keeps for it
 connector.py    the connector as a whole
 """
 

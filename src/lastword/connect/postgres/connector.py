@@ -16,34 +16,31 @@ are in the log are skipped.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from lastword.clock import monotonic_s
 from lastword.connect.options import Options
 from lastword.connect.postgres import pgoutput
 from lastword.connect.postgres.changes import Changes
 from lastword.connect.postgres.config import PgConfig
-from lastword.connect.postgres.database import Database, Slot, Table, is_integer, where
-from lastword.connect.postgres.partitions import PartitionWatch, difference, marks_of
-from lastword.connect.postgres.pgoutput import Relation, Truncate, Value
-from lastword.connect.postgres.position import Epoch, PgPosition, TableProgress, parse_lsn
+from lastword.connect.postgres.database import Database, Table
+from lastword.connect.postgres.monitor import Monitor
+from lastword.connect.postgres.partitions import PartitionWatch
+from lastword.connect.postgres.pgoutput import Relation, Truncate
+from lastword.connect.postgres.position import PgPosition, TableProgress, parse_lsn
 from lastword.connect.postgres.preparation import Preparation
 from lastword.connect.postgres.rows import Envelope, Shape
-from lastword.connect.postgres.snapshot import SnapshotReader, row_of
 from lastword.connect.postgres.stream import ReplicationStream
-from lastword.connect.postgres.sweep import keys_without_rows
-from lastword.connect.postgres.toast import Filler, Incomplete
+from lastword.connect.postgres.tables import TableReader
+from lastword.connect.postgres.toast import Filler, Incomplete, current_values
 from lastword.connect.protocol import Chunk, Context, Position, SourceRecord
 from lastword.errors import InvalidError
-
-logger = logging.getLogger(__name__)
 
 IDLE_S: Final = 0.5
 LINGER_S: Final = 0.05
 """How long to wait for the rest of a transaction before its changes so far are appended."""
-MONITOR_S: Final = 10.0
 MAX_PASSED: Final = 20_000
 """After this many messages an empty chunk is yielded, if there was nothing in them."""
 
@@ -58,12 +55,12 @@ class PostgresConnector:
         self._preparation = Preparation(self._database, self._config, context)
         self._envelope: Envelope | None = None
         self._filler: Filler | None = None
+        self._rows: TableReader
         self._stream: ReplicationStream | None = None
         self._followed = False
         self._tables: dict[int, Table] = {}
         self._watch = PartitionWatch(())
-        self._next_look_s = 0.0
-        self._warned = False
+        self._monitor = Monitor(self._database, self._config, context, self._preparation)
 
     # ---------------------------------------------------------------------------------------------- protocol
 
@@ -89,20 +86,34 @@ class PostgresConnector:
         if self._config.is_envelope:
             found = database.one("SELECT current_database()")
             self._envelope = Envelope(source=self._context.source, database=found[0] if found else "")
-        self._filler = Filler(self._context.topics, self._fetch, is_envelope=self._config.is_envelope)
+        self._filler = Filler(
+            self._context.topics, partial(current_values, database), is_envelope=self._config.is_envelope
+        )
+        self._monitor.begin(self._tables, self._watch)
+        self._rows = TableReader(
+            database,
+            self._config,
+            self._context,
+            monitor=self._monitor,
+            watch=self._watch,
+            envelope=self._envelope,
+        )
         yield Chunk((), at.to_json())
         waiting = [progress for table in tables if not (progress := at.tables[table.quoted]).done]
         if not self._preparation.made_slot and any(progress.after is None for progress in waiting):
             yield from self._outwait_transactions(at)
         if waiting or any(at.tables[table.quoted].sweep for table in tables):
-            yield from self._read_rows(tables, at)
+            yield from self._rows.read(tables, at)
         while True:
             changed = yield from self._follow(at)
-            yield from self._look_into_partitions(changed, at)
+            yield from self._rows.look_into_partitions(changed, at)
 
     def appended(self, position: Position | None) -> None:
         if self._stream is not None and position is not None:
             self._stream.flushed(parse_lsn(position["lsn"]))
+
+    def look(self) -> None:
+        self._monitor.look()
 
     def close(self) -> None:
         if self._stream is not None:
@@ -123,111 +134,6 @@ class PostgresConnector:
             yield Chunk((), at.to_json())
             if self._preparation.waits_for_transactions(IDLE_S):
                 return
-
-    def _shape(self, table: Table, columns: Sequence[tuple[str, int]], key: Sequence[str]) -> Shape:
-        return Shape.make(
-            table=table.quoted,
-            schema=table.schema,
-            name=table.name,
-            topic=self._config.topic(table),
-            columns=columns,
-            key=key,
-            types=self._database.type,
-            is_integer=is_integer,
-        )
-
-    # -------------------------------------------------------------------------------------------------- rows
-
-    def _read_rows(self, tables: Sequence[Table], at: PgPosition) -> Iterator[Chunk]:
-        waiting = [table for table in tables if not at.tables[table.quoted].done]
-        swept = [table for table in tables if at.tables[table.quoted].sweep]
-        reader = SnapshotReader(
-            self._database, list({each.oid: each for each in [*waiting, *swept]}.values())
-        )
-        try:
-            for table in waiting:
-                progress = at.tables[table.quoted]
-                if table.is_partitioned and progress.partitions is None:
-                    progress.partitions = marks_of(reader.rows, table)
-            after = {table.quoted: at.tables[table.quoted].after for table in waiting}
-            epoch = Epoch(reader.snapshot, parse_lsn(reader.until_lsn), after)
-            # An epoch that began at the same keys has read nothing.
-            if waiting:
-                at.epochs = [*(each for each in at.epochs if dict(each.after) != after), epoch]
-            time_ms = self._context.clock.now_ms()
-            for table in waiting:
-                progress = at.tables[table.quoted]
-                shape = self._shape(table, table.columns, table.key)
-                for lines in reader.read(table, progress.after):
-                    if not lines:
-                        yield Chunk((), at.to_json())
-                        continue
-                    records = [self._read_record(shape, row_of(line), time_ms) for line in lines]
-                    progress.rows += len(lines)
-                    progress.after = shape.order_key_texts(row_of(lines[-1]))
-                    self._monitor("snapshot", at)
-                    yield Chunk(records, at.to_json())
-                progress.done, progress.after = True, None
-                logger.info(
-                    "source %s: read %d rows of %s", self._context.source, progress.rows, table.quoted
-                )
-                self._monitor("snapshot", at, now=True)
-            for table in swept:
-                yield from self._sweep(reader, table, at)
-                at.tables[table.quoted].sweep = False
-                yield Chunk((), at.to_json())
-        finally:
-            reader.close()
-
-    def _sweep(self, reader: SnapshotReader, table: Table, at: PgPosition) -> Iterator[Chunk]:
-        """Yield tombstones for the rows that the topic has and the table does not."""
-        self._monitor("sweep", at, now=True)
-        shape = self._shape(table, table.columns, table.key)
-        gone = 0
-        for keys in keys_without_rows(reader, table, shape, self.live_keys(shape.topic)):
-            time_ms = self._context.clock.now_ms()
-            gone += len(keys)
-            yield Chunk([SourceRecord(shape.topic, key, None, time_ms) for key in keys], at.to_json())
-        logger.info(
-            "source %s: %d keys of %s have no row in %s any more",
-            self._context.source,
-            gone,
-            shape.topic,
-            table.quoted,
-        )
-
-    def _look_into_partitions(self, tables: Sequence[Table], at: PgPosition) -> Iterator[Chunk]:
-        """Handle partitions that were attached, detached, dropped or truncated; the stream is past that."""
-        for table in tables:
-            reader = SnapshotReader(self._database, [table])
-            try:
-                marks = marks_of(reader.rows, table)
-                if not self._watch.has_seen(table, marks):
-                    # The stream may have changes of a partition that is gone since: that needs another wait.
-                    continue
-                progress = at.tables[table.quoted]
-                found = difference(progress.partitions, marks)
-                shape = self._shape(table, table.columns, table.key)
-                time_ms = self._context.clock.now_ms()
-                for partition in found.new:
-                    self._monitor("reading a new partition", at, now=True)
-                    for lines in reader.read(table, None, partition=partition):
-                        records = [self._read_record(shape, row_of(line), time_ms) for line in lines]
-                        yield Chunk(records, at.to_json())
-                if found.some_are_gone and self._config.truncates:
-                    yield from self._sweep(reader, table, at)
-                progress.partitions = marks
-                yield Chunk((), at.to_json())
-            finally:
-                reader.close()
-
-    def _read_record(self, shape: Shape, row: Sequence[Value], time_ms: int) -> SourceRecord:
-        value = shape.row(row)
-        if self._envelope is not None:
-            value = self._envelope.value(
-                "r", shape, before=None, after=value, lsn=None, xid=None, time_ms=time_ms
-            )
-        return SourceRecord(shape.topic, shape.key(row), value, time_ms)
 
     # ----------------------------------------------------------------------------------------------- changes
 
@@ -259,7 +165,7 @@ class PostgresConnector:
 
     def _changes(self, stream: ReplicationStream, at: PgPosition) -> Generator[Chunk, None, list[Table]]:
         changes = Changes(at, self)
-        self._monitor("stream", at, now=True)
+        self._monitor.report("stream", at, now=True)
         passed = 0
         while True:
             data = stream.read()
@@ -275,7 +181,7 @@ class PostgresConnector:
                         # Nothing of ours is in between: PostgreSQL may release the WAL of other changes.
                         at.lsn = max(at.lsn, stream.sent_lsn)
                     yield Chunk((), at.to_json())
-                    self._monitor("stream", at)
+                    self._monitor.report("stream", at)
                     if not changes.in_transaction and (changed := self._watch.passed(at.lsn)):
                         return changed
                     stream.wait(IDLE_S)
@@ -290,7 +196,7 @@ class PostgresConnector:
                 yield changes.take()
                 return changed
             if changes.is_full:
-                self._monitor("stream", at)
+                self._monitor.report("stream", at)
                 yield changes.take()
             elif passed % MAX_PASSED == 0 and changes.is_empty:
                 # The changes are in the log already, or of no interest.
@@ -308,7 +214,7 @@ class PostgresConnector:
             return None
         if table.is_partitioned:
             # The stream describes it again when its partitions change, and at other times.
-            self._next_look_s = 0.0
+            self._monitor.check_soon()
         columns = [(each.name, each.type_oid) for each in relation.columns]
         if self._config.key:
             key: Sequence[str] = self._config.key
@@ -324,7 +230,7 @@ class PostgresConnector:
                 f"{table.quoted} was changed while it had no key, so the changed rows are unknown. Give it a key. "
                 f"{self._preparation.with_a_new_slot()}"
             )
-        return self._shape(table, columns, key)
+        return self._rows.shape(table, columns, key)
 
     def pass_over(self, relation: int) -> None:
         """Raise InvalidError if a change is of a partition as a separate table; other tables don't matter."""
@@ -351,84 +257,3 @@ class PostgresConnector:
     @property
     def fills(self) -> bool:
         return self._config.fills
-
-    def _fetch(self, shape: Shape, values: Sequence[Value], names: Sequence[str]) -> dict[str, bytes]:
-        """Return the values of columns as the database has them now."""
-        database = self._database
-
-        def quoted(name: str) -> str:
-            # The query has arguments, so a % in a name is doubled.
-            return database.quote(name).replace("%", "%%")
-
-        columns = ", ".join(f"format('%%s', {quoted(name)}), {quoted(name)} IS NULL" for name in names)
-        condition = " AND ".join(f"{quoted(shape.names[index])} = %s" for index in shape.key_indexes)
-        try:
-            row = database.one(
-                f"SELECT {columns} FROM {shape.table.replace('%', '%%')} WHERE {condition}",
-                shape.order_key_texts(values),
-            )
-        except InvalidError:
-            # The table has other columns by now; the values that it had can't be found any more.
-            row = None
-        if row is None:
-            return {}
-        found: dict[str, bytes] = {}
-        for index, name in enumerate(names):
-            text, is_null = row[2 * index], row[2 * index + 1]
-            to_json = shape.converters[shape.names.index(name)]
-            found[name] = b"null" if is_null else to_json(text.encode())
-        return found
-
-    # ------------------------------------------------------------------------------------------------ status
-
-    def _monitor(self, phase: str, at: PgPosition, *, now: bool = False) -> None:
-        """Report the progress, and the WAL that PostgreSQL keeps for the source; warn before a disk fills."""
-        if not now and monotonic_s() < self._next_look_s:
-            return
-        self._next_look_s = monotonic_s() + MONITOR_S
-        facts: dict[str, Any] = {
-            "phase": phase,
-            "database": where(self._database.dsn),
-            "slot": self._config.slot,
-            "tables": {
-                table.quoted: {
-                    "rows": at.tables[table.quoted].rows,
-                    "estimated_rows": table.estimated_rows,
-                    "done": at.tables[table.quoted].done,
-                }
-                for table in self._tables.values()
-            },
-        }
-        if phase == "stream":
-            self._preparation.check_tables(self._tables.values())
-            self._watch.look(self._database.rows, at)
-        slot = self._database.slot(self._config.slot)
-        if slot is not None:
-            if slot.wal_status == "lost":
-                raise InvalidError(self._preparation.lost())
-            facts |= self._slot_facts(slot)
-        self._context.report(facts)
-
-    def look(self) -> None:
-        """Report the WAL of the slot, which PostgreSQL keeps even while nothing reads it."""
-        slot = self._database.slot(self._config.slot)
-        if slot is not None:
-            self._context.report(self._slot_facts(slot))
-
-    def _slot_facts(self, slot: Slot) -> dict[str, Any]:
-        short = slot.safe_bytes is not None and slot.safe_bytes < self._config.lag_warn_bytes
-        is_long = slot.lag_bytes >= self._config.lag_warn_bytes or slot.wal_status == "unreserved" or short
-        warning = None
-        if is_long:
-            warning = (
-                f"PostgreSQL keeps {slot.lag_bytes >> 20} MiB of WAL for the slot {self._config.slot}"
-                + (
-                    f", which is lost after {slot.safe_bytes >> 20} MiB more"
-                    if slot.safe_bytes is not None
-                    else ""
-                )
-            )
-            if not self._warned:
-                logger.warning("source %s: %s", self._context.source, warning)
-        self._warned = is_long
-        return {"slot_lag_bytes": slot.lag_bytes, "wal_status": slot.wal_status, "warning": warning}

@@ -108,7 +108,7 @@ class PartitionWatch:
         self._due: dict[int, int] = {}
         self._oids: dict[int, frozenset[str]] = {}
 
-    def look(self, rows: Rows, at: PgPosition) -> None:
+    def check(self, rows: Rows, at: PgPosition) -> None:
         for table in self._tables:
             now = marks_of(rows, table)
             self._oids[table.oid] = frozenset(now)

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from lastword.connect.postgres.database import Database
 from lastword.connect.postgres.pgoutput import Value
 from lastword.connect.postgres.rows import Shape, slices
 from lastword.connect.protocol import SourceRecord, TopicReads
+from lastword.errors import InvalidError
 
 KEPT_BYTES: Final = 64 << 20
 
@@ -118,3 +120,32 @@ class Filler:
             self._kept[topic, key] = value
             self._kept_bytes += len(key) + len(value)
         return before
+
+
+def current_values(
+    database: Database, shape: Shape, values: Sequence[Value], names: Sequence[str]
+) -> dict[str, bytes]:
+    """Return the values of columns as the database has them now."""
+
+    def quoted(name: str) -> str:
+        # The query has arguments, so a % in a name is doubled.
+        return database.quote(name).replace("%", "%%")
+
+    columns = ", ".join(f"format('%%s', {quoted(name)}), {quoted(name)} IS NULL" for name in names)
+    condition = " AND ".join(f"{quoted(shape.names[index])} = %s" for index in shape.key_indexes)
+    try:
+        row = database.one(
+            f"SELECT {columns} FROM {shape.table.replace('%', '%%')} WHERE {condition}",
+            shape.order_key_texts(values),
+        )
+    except InvalidError:
+        # The table has other columns by now; the values that it had can't be found any more.
+        row = None
+    if row is None:
+        return {}
+    found: dict[str, bytes] = {}
+    for index, name in enumerate(names):
+        text, is_null = row[2 * index], row[2 * index + 1]
+        to_json = shape.converters[shape.names.index(name)]
+        found[name] = b"null" if is_null else to_json(text.encode())
+    return found

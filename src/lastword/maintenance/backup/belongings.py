@@ -49,6 +49,7 @@ from lastword.folder.paths import (
     READERS_FOLDER,
     RESTORING_FILE,
     RUN_FOLDER,
+    SOURCE_LOCK_FILE,
     SOURCE_STATUS_FILE,
     STAGING_FOLDER,
     UPTIME_FILE,
@@ -65,14 +66,14 @@ SOURCE_WAIT_MS: Final = 60_000
 COPIED: Final = (UPTIME_FILE, CLUSTER_ID_FILE, BROKER_SETTINGS_FILE, PRODUCER_IDS_FILE)
 COPIED_FOLDERS: Final = (READERS_FOLDER, ERASING_FOLDER)
 IN_PART: Final = (CONNECT_FOLDER, STAGING_FOLDER, WAL_FOLDER, WAREHOUSE_FOLDER, CATALOG_FILE, CONFIG_FILE)
-MADE_ANEW: Final = (FORMAT_FILE, IDENTITY_FILE)
+CREATED: Final = (FORMAT_FILE, IDENTITY_FILE)
 LEFT_OUT: Final = (
     *(LOCKS_FOLDER, LEASES_FOLDER, RUN_FOLDER, CREATING_FOLDER, DELETING_FOLDER, LOGS_FOLDER, WORKER_FILE),
     RESTORING_FILE,
 )
 """These five cover everything in a data folder."""
 
-_OF_A_RUNNING_SOURCE: Final = ("lock", "appending", SOURCE_STATUS_FILE)
+_OF_A_RUNNING_SOURCE: Final = (SOURCE_LOCK_FILE, "appending", SOURCE_STATUS_FILE)
 _UNFINISHED: Final = ".tmp"
 
 
@@ -170,22 +171,17 @@ def put_back(data_folder: Path, manifest: Manifest, *, now_ms: int) -> None:
         # The time of a reader's last activity is the modification time of its file.
         os.utime(path, ns=(each.changed_ms * 1_000_000, each.changed_ms * 1_000_000))
     ids = next((each.content for each in manifest.files if each.path == PRODUCER_IDS_FILE), b"{}")
-    disk.replace_file(data_folder / PRODUCER_IDS_FILE, _fresh_ids(ids, now_ms))
+    state_file.save(data_folder / PRODUCER_IDS_FILE, _fresh_ids(ids, now_ms))
 
 
 def _marked(journal: bytes, backup_id: str) -> bytes:
     """Mark the journal of a source as restored: the external system may have moved on without this log."""
-    try:
-        return json.dumps({**json.loads(journal), "restored": backup_id}).encode()
-    except (ValueError, TypeError):
-        # It was damaged already. The source will report that.
-        return journal
+    saved = state_file.parse_if_whole(journal, dict)
+    # One that was damaged already is left as it is. The source will report that.
+    return journal if saved is None else json.dumps({**saved, "restored": backup_id}).encode()
 
 
-def _fresh_ids(content: bytes, now_ms: int) -> bytes:
+def _fresh_ids(content: bytes, now_ms: int) -> dict[str, int]:
     """Choose producer ids that neither the original, even since the backup, nor another restored log assigns."""
-    try:
-        known = int(json.loads(content)["next"])
-    except (ValueError, KeyError, TypeError):
-        known = 0
-    return json.dumps({"version": 1, "next": max(known, now_ms << 20)}).encode()
+    known = state_file.parse_if_whole(content, lambda saved: int(saved["next"])) or 0
+    return {"version": 1, "next": max(known, now_ms << 20)}

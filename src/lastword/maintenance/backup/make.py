@@ -20,14 +20,14 @@ A topic that can't be copied is left out, and reported with the reason. The othe
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
@@ -46,7 +46,7 @@ from lastword.maintenance.backup.store import CHUNK_BYTES, BackupStore, Folder, 
 from lastword.maintenance.tiering import OnBytes
 from lastword.segments.fileio import bare_path
 from lastword.segments.foreign import mapped
-from lastword.segments.model import Segment, SegmentGoneError, Snapshot
+from lastword.segments.model import READS, Segment, SegmentGoneError, Snapshot, TableFile, retry_if_moved
 from lastword.segments.storage import FORMAT
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ DATA_FOLDER = "data"
 THREADS = 4
 """The number of data files copied at a time."""
 
-_ATTEMPTS = 5
 _OF_A_TOPIC = re.compile(r"[a-z]+/[0-9a-f]{32}/")
 """The beginning of all paths in a store's folders for data and WALs."""
 
@@ -103,7 +102,7 @@ class _Pinned:
 
 def make(
     origin: Origin,
-    place: BackupStore,
+    store: BackupStore,
     *,
     keep: int | None = None,
     progress: OnBytes | None = None,
@@ -112,22 +111,22 @@ def make(
     """Make a backup of a log in a store. With `keep`, keep only that many of the newest backups there."""
     if keep is not None and keep < 1:
         raise InvalidError(f"Can't keep {keep} backups: at least 1, the new one, is kept.")
-    if isinstance(place, Folder) and place.is_inside(origin.path):
+    if isinstance(store, Folder) and store.is_inside(origin.path):
         raise InvalidError(
-            f"{place.address} is inside the data folder {origin.path}, and would be lost with it. Name another place."
+            f"{store.address} is inside the data folder {origin.path}, and would be lost with it. Name another place."
         )
     with RoleLock.acquire(origin.path, Role.BACKUP, origin.clock):
-        return _Job(origin, place, progress or (lambda _done, _total: None), stop).run(keep)
+        return _Job(origin, store, progress or (lambda _done, _total: None), stop).run(keep)
 
 
 class _Job:
     """One backup."""
 
     def __init__(
-        self, origin: Origin, place: BackupStore, progress: OnBytes, stop: Callable[[], bool]
+        self, origin: Origin, store: BackupStore, progress: OnBytes, stop: Callable[[], bool]
     ) -> None:
         self._origin = origin
-        self._place = place
+        self._store = store
         self._progress = progress
         self._stop = stop
         self._problems: list[str] = []
@@ -137,11 +136,11 @@ class _Job:
 
     def run(self, keep: int | None) -> BackupReport:
         started_s, began_ms = monotonic_s(), self._origin.clock.now_ms()
-        earlier, unreadable = load_all(self._place)
+        earlier, unreadable = load_all(self._store)
         self._check_owner(earlier)
         self._check_strangers()
         known = {piece.path: piece for each in earlier for piece in each.pieces()}
-        there = self._place.sizes(DATA_FOLDER)
+        there = self._store.sizes(DATA_FOLDER)
         with ExitStack() as pins:
             with belongings.sources_held(self._origin.path):
                 files = belongings.collect(self._origin.path)
@@ -149,7 +148,7 @@ class _Job:
                 pinned = self._pin_all(pins, earlier)
             topics = self._copy_all(pinned, pins, known, there)
         made = Manifest(
-            id=manifest.new_id(began_ms, manifest.ids(self._place)),
+            id=manifest.new_id(began_ms, manifest.ids(self._store)),
             version=version("lastword"),
             began_ms=began_ms,
             made_ms=self._origin.clock.now_ms(),
@@ -164,14 +163,14 @@ class _Job:
         )
         reached("backup.copied")
         # Another log may have started backups here meanwhile. It has removed the files that no backup names.
-        self._check_owner(load_all(self._place)[0])
-        manifest.save(self._place, made)
+        self._check_owner(load_all(self._store)[0])
+        manifest.save(self._store, made)
         reached("backup.made")
-        backups, unreadable = load_all(self._place)
+        backups, unreadable = load_all(self._store)
         removed_backups, removed_files = self._tidy_up(backups, unreadable, keep)
         return BackupReport(
             backup=made,
-            place=self._place.address,
+            place=self._store.address,
             copied_files=self._copied_files,
             copied_bytes=self._copied_bytes,
             reused_files=self._reused_files,
@@ -186,17 +185,17 @@ class _Job:
             # A folder of the first version has no identity until it is next opened for writing.
             if self._origin.folder_id and each.folder_id not in ("", self._origin.folder_id):
                 raise InvalidError(
-                    f"{self._place.address} has backups of another log, {each.folder} on {each.host} "
+                    f"{self._store.address} has backups of another log, {each.folder} on {each.host} "
                     f"(backup {each.id}). Each log needs its own place for backups. Name another one."
                 )
 
     def _check_strangers(self) -> None:
         """Refuse a store with other files: files that no backup names are removed at the end."""
         for folder in (DATA_FOLDER, wals.FOLDER):
-            for path in sorted(self._place.sizes(folder)):
+            for path in sorted(self._store.sizes(folder)):
                 if not _OF_A_TOPIC.match(path):
                     raise InvalidError(
-                        f"{self._place.address} is in use by something else: {path} is there, which is not part of a "
+                        f"{self._store.address} is in use by something else: {path} is there, which is not part of a "
                         f"backup. Name an empty or a new folder."
                     )
 
@@ -205,7 +204,7 @@ class _Job:
     def _pin_all(self, pins: ExitStack, earlier: Sequence[Manifest]) -> list[_Pinned]:
         known = wals.known_files(
             [(topic.info.id, wal) for each in earlier for topic in each.topics for wal in topic.wals],
-            self._place.sizes(wals.FOLDER),
+            self._store.sizes(wals.FOLDER),
         )
         names = self._origin.names()
         pinned: list[_Pinned] = []
@@ -223,7 +222,7 @@ class _Job:
 
     def _pin_topic(self, name: str, pins: ExitStack, known: wals.Known) -> _Pinned:
         table = self._origin.load(name)
-        for _ in range(_ATTEMPTS):
+        for _ in range(READS):
             saved = self._save_wals(table, known)
             reached("backup.wals.copied")
             snapshot, lease = self._pin(table)
@@ -249,7 +248,7 @@ class _Job:
         folder = wal_folder(self._origin.path, at.topic.name, at.topic.id)
         return tuple(
             wals.save(
-                self._place,
+                self._store,
                 folder / str(partition),
                 topic_id=at.topic.id,
                 partition=partition,
@@ -261,7 +260,8 @@ class _Job:
 
     def _pin(self, table: SegmentTable) -> tuple[Snapshot, HeldLease]:
         """Pin the current snapshot. Expiry and collection keep its files from now on."""
-        while True:
+
+        def attempt() -> tuple[Snapshot, HeldLease]:
             snapshot = table.snapshot()
             lease = self._origin.leases.hold(
                 topic_id=snapshot.topic.id.hex, job="backup", snapshot_id=snapshot.id
@@ -270,11 +270,11 @@ class _Job:
                 # It may have been replaced and expired before the lease was there.
                 table.snapshot(snapshot.id)
                 return snapshot, lease
-            except SegmentGoneError:
-                lease.release()
             except BaseException:
                 lease.release()
                 raise
+
+        return retry_if_moved(attempt, f"The table in {table.location}")
 
     # -------------------------------------------------------------------------------------- data files
 
@@ -299,25 +299,23 @@ class _Job:
     def _copy_topic(
         self, pinned: _Pinned, pins: ExitStack, known: Mapping[str, Piece], there: Mapping[str, int]
     ) -> SavedTopic:
-        for attempt in itertools.count(1):
+        def attempt() -> tuple[Sequence[Segment], list[Piece]]:
             try:
                 segments = pinned.table.plan(pinned.snapshot)
-                pieces = self._copy_segments(pinned, segments, known, there)
-                break
+                return segments, self._copy_segments(pinned, segments, known, there)
             except SegmentGoneError:
                 # An erasure removes every older snapshot, even a leased one. The new snapshot has the rest.
-                if attempt == _ATTEMPTS:
-                    raise
                 pinned.snapshot, pinned.lease = self._pin(pinned.table)
                 pins.enter_context(pinned.lease)
+                raise
+
+        segments, pieces = retry_if_moved(attempt, f"Topic {pinned.snapshot.topic.name!r}")
         snapshot = pinned.snapshot
         return SavedTopic(
             info=snapshot.topic,
             snapshot_id=snapshot.id,
             positions=snapshot.positions,
-            segments=tuple(
-                replace(segment, path=piece.path) for segment, piece in zip(segments, pieces, strict=True)
-            ),
+            segments=tuple(segment.moved(partial(_path_in_store, pinned)) for segment in segments),
             pieces=tuple(pieces),
             wals=tuple(wals.needed(wal, snapshot.positions[wal.partition].sealed_end) for wal in pinned.wals),
         )
@@ -329,32 +327,32 @@ class _Job:
         known: Mapping[str, Piece],
         there: Mapping[str, int],
     ) -> list[Piece]:
-        root = f"{DATA_FOLDER}/{pinned.snapshot.topic.id.hex}"
-        location = bare_path(pinned.table.location).rstrip("/") + "/"
+        # A delete file of another engine may list rows of several segments.
+        files = dict.fromkeys(file for segment in segments for file in segment.files)
 
-        def copy(segment: Segment) -> Piece:
+        def copy(file: TableFile) -> Piece:
             self._check_wanted()
-            path = f"{root}/{bare_path(segment.path).removeprefix(location).lstrip('/')}"
-            return self._copy_segment(pinned.table, segment, path, known.get(path), there.get(path))
+            path = _path_in_store(pinned, file.path)
+            return self._copy_file(pinned.table, file, path, known.get(path), there.get(path))
 
-        return list(_in_order(segments, copy))
+        return list(_in_order(list(files), copy))
 
-    def _copy_segment(
-        self, table: SegmentTable, segment: Segment, path: str, known: Piece | None, there_bytes: int | None
+    def _copy_file(
+        self, table: SegmentTable, file: TableFile, path: str, known: Piece | None, there_bytes: int | None
     ) -> Piece:
-        if there_bytes == segment.size_bytes:
-            piece = known if known is not None and known.size_bytes == segment.size_bytes else None
+        if there_bytes == file.size_bytes:
+            piece = known if known is not None and known.size_bytes == file.size_bytes else None
             # A killed run has left it. Its name and size identify it, and its checksum is that of the original.
-            piece = piece or Piece(path=path, size_bytes=there_bytes, sha256=_checksum(table, segment))
+            piece = piece or Piece(path=path, size_bytes=there_bytes, sha256=_checksum(table, file))
             with self._lock:
                 self._reused_files += 1
-            self._pass(segment.size_bytes)
+            self._pass(file.size_bytes)
             return piece
         with (
-            mapped("Copying a segment file", segment.path),
-            table.files.file_io().new_input(segment.path).open() as source,
+            mapped("Copying a segment file", file.path),
+            table.files.file_io().new_input(file.path).open() as source,
         ):
-            piece = put(self._place, path, chunks_of(source), passed=self._pass)
+            piece = put(self._store, path, chunks_of(source), passed=self._pass)
         reached("backup.file.copied")
         with self._lock:
             self._copied_files += 1
@@ -393,17 +391,17 @@ class _Job:
         kept = in_order if keep is None or self._problems else in_order[-keep:]
         gone = [each.id for each in in_order if each not in kept]
         for backup_id in gone:
-            self._place.remove(manifest.path_of(backup_id))
+            self._store.remove(manifest.path_of(backup_id))
             reached("backup.removed")
         named = {piece.path for each in kept for piece in each.pieces()}
         garbage = [
             path
             for folder in (DATA_FOLDER, wals.FOLDER)
-            for path in self._place.sizes(folder)
+            for path in self._store.sizes(folder)
             if path not in named
         ]
         for path in garbage:
-            self._place.remove(path)
+            self._store.remove(path)
         return gone, len(garbage)
 
 
@@ -411,13 +409,13 @@ class _UnwantedError(UnavailableError):
     """The client that requested the backup is gone."""
 
 
-def load_all(place: BackupStore) -> tuple[list[Manifest], list[str]]:
+def load_all(store: BackupStore) -> tuple[list[Manifest], list[str]]:
     """Return the backups in a store, oldest first, and the problems of those that can't be read."""
     found: list[Manifest] = []
     problems: list[str] = []
-    for backup_id in manifest.ids(place):
+    for backup_id in manifest.ids(store):
         try:
-            found.append(manifest.load(place, backup_id))
+            found.append(manifest.load(store, backup_id))
         except CorruptError as error:
             problems.append(str(error))
     return found, problems
@@ -426,7 +424,7 @@ def load_all(place: BackupStore) -> tuple[list[Manifest], list[str]]:
 def _sealed_bytes(pinned: _Pinned) -> int:
     """Estimate the bytes to copy, for the progress. Errors are ignored here, because the copy will raise them."""
     try:
-        return sum(segment.size_bytes for segment in pinned.table.plan(pinned.snapshot))
+        return sum(segment.file_bytes for segment in pinned.table.plan(pinned.snapshot))
     except LastwordError:
         return 0
 
@@ -442,21 +440,29 @@ def _missing(saved: Sequence[SavedWal], snapshot: Snapshot) -> list[tuple[int, i
     return found
 
 
-def _checksum(table: SegmentTable, segment: Segment) -> str:
+def _path_in_store(pinned: _Pinned, path: str) -> str:
+    """Return where a file of a table is in the store."""
+    location = bare_path(pinned.table.location).rstrip("/") + "/"
+    return (
+        f"{DATA_FOLDER}/{pinned.snapshot.topic.id.hex}/{bare_path(path).removeprefix(location).lstrip('/')}"
+    )
+
+
+def _checksum(table: SegmentTable, file: TableFile) -> str:
     checksum = hashlib.sha256()
     with (
-        mapped("Reading a segment file", segment.path),
-        table.files.file_io().new_input(segment.path).open() as source,
+        mapped("Reading a segment file", file.path),
+        table.files.file_io().new_input(file.path).open() as source,
     ):
         while chunk := source.read(CHUNK_BYTES):
             checksum.update(chunk)
     return checksum.hexdigest()
 
 
-def _in_order(segments: Sequence[Segment], copy: Callable[[Segment], Piece]) -> Iterator[Piece]:
-    """Yield a piece for each segment. Several are copied at a time. After a failure no further copy is started."""
+def _in_order(files: Sequence[TableFile], copy: Callable[[TableFile], Piece]) -> Iterator[Piece]:
+    """Yield a piece for each file. Several are copied at a time. After a failure no further copy is started."""
     with ThreadPoolExecutor(THREADS, "lastword-backup") as pool:
-        waiting: list[Future[Piece]] = [pool.submit(copy, each) for each in segments]
+        waiting: list[Future[Piece]] = [pool.submit(copy, each) for each in files]
         try:
             left = set(waiting)
             while left:

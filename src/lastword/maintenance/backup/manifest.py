@@ -19,11 +19,12 @@ from lastword.errors import CorruptError, InvalidError, StorageError
 from lastword.maintenance.backup.store import BackupStore, Piece
 from lastword.segments.foreign import FAILURES
 from lastword.segments.mapping import positions_from_json, positions_to_json
-from lastword.segments.model import Positions, Segment, TopicInfo
+from lastword.segments.model import DeleteFile, Marks, Positions, Segment, TopicInfo
 from lastword.wal.checkpoint import Damage
 from lastword.wal.files import WalFile
 
-FORMAT = 1
+FORMATS = (1, 2)
+"""The formats that can be read. The second one is written only if segments have marks: the first can't have them."""
 FOLDER = "backups"
 
 
@@ -41,7 +42,7 @@ class SavedWal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTopic:
-    """A topic as of one snapshot of its table, and the WAL after it. A segment's path is that of its piece."""
+    """A topic as of one snapshot of its table, and the WAL after it. The paths of segments' files are those of pieces."""
 
     info: TopicInfo
     snapshot_id: int | None
@@ -123,40 +124,41 @@ def path_of(backup_id: str) -> str:
     return f"{FOLDER}/{backup_id}.json"
 
 
-def ids(place: BackupStore) -> list[str]:
+def ids(store: BackupStore) -> list[str]:
     """Return the ids of the backups in a store, oldest first."""
-    found = place.sizes(FOLDER)
+    found = store.sizes(FOLDER)
     return sorted(
         path.removeprefix(f"{FOLDER}/").removesuffix(".json") for path in found if path.endswith(".json")
     )
 
 
-def save(place: BackupStore, manifest: Manifest) -> None:
+def save(store: BackupStore, manifest: Manifest) -> None:
     body = _to_json(manifest)
-    whole = {"lastword.backup": FORMAT, "sha256": _checksum(body), "manifest": body}
-    place.write(path_of(manifest.id), [json.dumps(whole, indent=1).encode()])
+    has_marks = any(each.marks is not None for topic in manifest.topics for each in topic.segments)
+    whole = {"lastword.backup": FORMATS[has_marks], "sha256": _checksum(body), "manifest": body}
+    store.write(path_of(manifest.id), [json.dumps(whole, indent=1).encode()])
 
 
-def load(place: BackupStore, backup_id: str) -> Manifest:
+def load(store: BackupStore, backup_id: str) -> Manifest:
     """Load a manifest. Raise CorruptError if it is damaged, InvalidError if it is missing or has an unknown format."""
     path = path_of(backup_id)
-    where = f"{place.address}/{path}"
+    where = f"{store.address}/{path}"
     try:
-        with place.open(path) as file:
+        with store.open(path) as file:
             text = file.read()
     except FileNotFoundError:
-        known = ", ".join(ids(place)) or "none"
+        known = ", ".join(ids(store)) or "none"
         raise InvalidError(
-            f"There is no backup {backup_id!r} in {place.address}. Backups there: {known}."
+            f"There is no backup {backup_id!r} in {store.address}. Backups there: {known}."
         ) from None
     except FAILURES as error:
         raise StorageError(f"Can't read {where}: {error}") from error
     try:
         whole = json.loads(text)
         found_format, body = whole["lastword.backup"], whole["manifest"]
-        if found_format != FORMAT:
+        if found_format not in FORMATS:
             raise InvalidError(
-                f"{where} has the format {found_format!r}; this version of Lastword reads {FORMAT!r} only. "
+                f"{where} has the format {found_format!r}; this version of Lastword reads up to {FORMATS[-1]}. "
                 f"Restore it with the version that made it, or a newer one."
             )
         if _checksum(body) != whole["sha256"]:
@@ -223,6 +225,22 @@ def _topic_to_json(topic: SavedTopic) -> dict[str, Any]:
     }
 
 
+def _segment_from_json(saved: Mapping[str, Any]) -> Segment:
+    marks = saved.get("marks")
+    if marks is None:
+        return Segment(**saved)
+    return Segment(
+        **{
+            **saved,
+            "marks": Marks(
+                files=tuple(DeleteFile(**each) for each in marks["files"]),
+                whole=_segment_from_json(marks["whole"]),
+                since_ms=marks["since_ms"],
+            ),
+        }
+    )
+
+
 def _topic_from_json(saved: Mapping[str, Any]) -> SavedTopic:
     return SavedTopic(
         info=TopicInfo(
@@ -230,7 +248,7 @@ def _topic_from_json(saved: Mapping[str, Any]) -> SavedTopic:
         ),
         snapshot_id=saved["snapshot_id"],
         positions=positions_from_json(json.dumps(saved["positions"])),
-        segments=tuple(Segment(**each) for each in saved["segments"]),
+        segments=tuple(_segment_from_json(each) for each in saved["segments"]),
         pieces=tuple(Piece(**each) for each in saved["pieces"]),
         wals=tuple(
             SavedWal(

@@ -16,8 +16,7 @@ that are already there are used if their checksum is right.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -48,9 +47,12 @@ from lastword.maintenance.backup import belongings, manifest, wals
 from lastword.maintenance.backup.manifest import Manifest, SavedTopic, SavedWal
 from lastword.maintenance.backup.store import BackupStore, Piece, chunks_of
 from lastword.maintenance.tiering import OnBytes
-from lastword.segments.fileio import FileTree, SyncedFileIO
+from lastword.segments.fileio import FileTree, SyncedFileIO, io_properties
 from lastword.segments.foreign import FAILURES, mapped
-from lastword.segments.model import Segment
+from lastword.segments.marking import copied
+from lastword.segments.marks import rewrite_paths
+from lastword.segments.model import DeleteFile, Segment
+from lastword.segments.parquet import SegmentFiles
 from lastword.segments.storage import FORMAT
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class NewLog:
     """The log to create. `settings` is the text of its settings file, unless the user has one."""
 
     path: Path
@@ -95,17 +97,17 @@ class Target:
     clock: Clock
 
 
-def choose(place: BackupStore, backup_id: str | None) -> Manifest:
+def choose(store: BackupStore, backup_id: str | None) -> Manifest:
     """Load a backup from a store, by default the newest."""
     if backup_id is None:
-        known = manifest.ids(place)
+        known = manifest.ids(store)
         if not known:
-            raise InvalidError(f"There is no backup in {place.address}. `lastword backup` makes one.")
+            raise InvalidError(f"There is no backup in {store.address}. `lastword backup` makes one.")
         backup_id = known[-1]
-    return manifest.load(place, backup_id)
+    return manifest.load(store, backup_id)
 
 
-def begin(place: BackupStore, found: Manifest, folder: Path, *, clock: Clock) -> tuple[RoleLock, Begun]:
+def begin(store: BackupStore, found: Manifest, folder: Path, *, clock: Clock) -> tuple[RoleLock, Begun]:
     """Check all that can be checked, and mark the folder as the target. Return its writer role and the marker."""
     if found.data_format != FORMAT:
         raise InvalidError(
@@ -113,7 +115,7 @@ def begin(place: BackupStore, found: Manifest, folder: Path, *, clock: Clock) ->
             f"{FORMAT!r} only. Restore it with the version that made it ({found.version})."
         )
     _check_target(folder, found)
-    _check_pieces(place, found)
+    _check_pieces(store, found)
     disk.make_folder(folder)
     lock = RoleLock.acquire(folder, Role.WRITER, clock)
     try:
@@ -131,7 +133,7 @@ def begin(place: BackupStore, found: Manifest, folder: Path, *, clock: Clock) ->
 
 
 def _mark(folder: Path, begun: Begun) -> None:
-    disk.replace_file(folder / RESTORING_FILE, json.dumps(asdict(begun)).encode())
+    state_file.save(folder / RESTORING_FILE, asdict(begun))
 
 
 def finish(folder: Path) -> None:
@@ -166,8 +168,8 @@ def _check_target(folder: Path, found: Manifest) -> None:
         raise InvalidError(f"{folder} is not empty ({there[0]} is there). Name an empty or a new folder.")
 
 
-def _check_pieces(place: BackupStore, found: Manifest) -> None:
-    there = place.sizes()
+def _check_pieces(store: BackupStore, found: Manifest) -> None:
+    there = store.sizes()
     wrong = [
         f"{piece.path} is missing"
         if piece.path not in there
@@ -178,20 +180,20 @@ def _check_pieces(place: BackupStore, found: Manifest) -> None:
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise CorruptError(
-            f"The backup {found.id} in {place.address} is damaged: {wrong[0]}{more}. Nothing was restored. "
+            f"The backup {found.id} in {store.address} is damaged: {wrong[0]}{more}. Nothing was restored. "
             f"Another backup there may be intact: `lastword backup list` shows them.",
-            path=f"{place.address}/{wrong[0].partition(' ')[0]}",
+            path=f"{store.address}/{wrong[0].partition(' ')[0]}",
         )
 
 
 class Restore:
     """One restore, after the target is marked and until it can be made a log."""
 
-    def __init__(self, place: BackupStore, found: Manifest, target: Target, progress: OnBytes | None) -> None:
-        self._place = place
+    def __init__(self, store: BackupStore, found: Manifest, new: NewLog, progress: OnBytes | None) -> None:
+        self._store = store
         self._found = found
-        self._target = target
-        self._file_io = SyncedFileIO(target.properties)
+        self._new = new
+        self._file_io = SyncedFileIO(new.properties)
         self._progress = progress or (lambda _done, _total: None)
         self._total_bytes = found.size_bytes
         self._done_bytes = 0
@@ -201,22 +203,22 @@ class Restore:
         """Restore everything, or resume an earlier attempt that had begun to write."""
         started_s = monotonic_s()
         # An attempt that was refused has written nothing, so existing files belong to another log.
-        self._check_free(resumed=begun.warehouse == self._target.warehouse)
-        _mark(self._target.path, replace(begun, warehouse=self._target.warehouse))
+        self._check_free(resumed=begun.warehouse == self._new.warehouse)
+        _mark(self._new.path, replace(begun, warehouse=self._new.warehouse))
         for topic in self._found.topics:
             self._restore(topic)
-        belongings.put_back(self._target.path, self._found, now_ms=self._target.clock.now_ms())
-        if self._target.settings is not None:
-            path = self._target.path / CONFIG_FILE
+        belongings.put_back(self._new.path, self._found, now_ms=self._new.clock.now_ms())
+        if self._new.settings is not None:
+            path = self._new.path / CONFIG_FILE
             # It may contain secrets, so only the user who runs the restored log may read it.
-            disk.replace_file(path, self._target.settings.encode(), mode=0o600)
+            disk.replace_file(path, self._new.settings.encode(), mode=0o600)
         reached("restore.belongings.written")
         pieces = list(self._found.pieces())
         return RestoreReport(
             backup=self._found,
-            place=self._place.address,
-            path=self._target.path,
-            warehouse=self._target.warehouse,
+            place=self._store.address,
+            path=self._new.path,
+            warehouse=self._new.warehouse,
             files=len(pieces),
             size_bytes=self._total_bytes,
             duration_s=monotonic_s() - started_s,
@@ -227,7 +229,7 @@ class Restore:
         for topic in self._found.topics:
             name = topic.info.name
             try:
-                there = self._target.catalog.load(name).snapshot()
+                there = self._new.catalog.load(name).snapshot()
             except UnknownTopicError:
                 there = None
             if there is not None and not (resumed and _is_ours(there.details, self._found)):
@@ -235,7 +237,7 @@ class Restore:
                     f"The catalog of the restored log already has a topic {name!r}. Name another catalog, or remove "
                     f"`catalog:` from the settings to use the folder's own."
                 )
-            location = self._target.catalog.location(name, topic.info.id)
+            location = self._new.catalog.location(name, topic.info.id)
             with mapped(f"Looking at {location}"):
                 is_taken = not resumed and next(FileTree(self._file_io, location).files(), None) is not None
             if is_taken:
@@ -246,34 +248,40 @@ class Restore:
 
     def _restore(self, topic: SavedTopic) -> None:
         info = topic.info
-        location = self._target.catalog.location(info.name, info.id)
+        location = self._new.catalog.location(info.name, info.id)
         root = f"data/{info.id.hex}/"
-        segments = [
-            replace(segment, path=f"{location}/{segment.path.removeprefix(root)}")
-            for segment in topic.segments
-        ]
+
+        def restored(path: str) -> str:
+            return f"{location}/{path.removeprefix(root)}"
+
         with ThreadPoolExecutor(THREADS, "lastword-restore") as pool:
             try:
-                for _ in pool.map(self._put_segment, topic.pieces, segments):
+                for _ in pool.map(lambda piece: self._put_piece(piece, restored(piece.path)), topic.pieces):
                     pass
             finally:
                 pool.shutdown(cancel_futures=True)
         self._lay_out_wals(topic)
         with suppress(UnknownTopicError):
             # An earlier attempt created it, with everything in it.
-            self._target.catalog.load(info.name)
+            self._new.catalog.load(info.name)
             return
-        self._target.catalog.create(
+        segments = [segment.moved(restored) for segment in topic.segments]
+        with_own_marks, copies = self._with_own_marks(segments, location)
+        self._new.catalog.create(
             info,
             positions=topic.positions,
-            segments=segments,
+            segments=with_own_marks,
             operation="restore",
             details={"backup": self._found.id},
         )
         reached("restore.table.created")
+        for path in copies:
+            # The collector removes what is left.
+            with suppress(Exception):
+                self._file_io.delete(path)
 
     def _lay_out_wals(self, topic: SavedTopic) -> None:
-        folder = wal_folder(self._target.path, topic.info.name, topic.info.id)
+        folder = wal_folder(self._new.path, topic.info.name, topic.info.id)
         by_partition = {wal.partition: wal for wal in topic.wals}
         for partition, positions in enumerate(topic.positions):
             own = by_partition.get(partition) or SavedWal(partition=partition)
@@ -283,19 +291,47 @@ class Restore:
                 self._put_file,
                 topic_id=topic.info.id,
                 log_end=topic.log_end(partition),
-                now_ms=self._target.clock.now_ms(),
+                now_ms=self._new.clock.now_ms(),
             )
 
     # ---------------------------------------------------------------------------------------------- copying
 
-    def _put_segment(self, piece: Piece, segment: Segment) -> None:
-        if self._holds(segment.path, piece):
+    def _with_own_marks(self, segments: Sequence[Segment], location: str) -> tuple[list[Segment], set[str]]:
+        """Write delete files that list the rows of the restored files: the copied ones list those of the originals.
+
+        Also return the copied ones.
+        """
+        files = SegmentFiles(location=location, properties=io_properties(self._file_io.properties))
+        by_name = {each.path.rpartition("/")[2]: each.path for each in segments}
+        shared: dict[str, DeleteFile] = {}
+
+        def own(segment: Segment) -> Segment:
+            if segment.marks is None:
+                return segment
+            for each in segment.marks.files:
+                if each.is_shared and each.path not in shared:
+                    path, size_bytes = rewrite_paths(
+                        self._file_io, each.path, lambda old: by_name.get(old.rpartition("/")[2], old)
+                    )
+                    shared[each.path] = replace(each, path=path, size_bytes=size_bytes)
+            listed = tuple(shared.get(each.path, each) for each in segment.marks.files)
+            return copied(
+                files, replace(segment, marks=replace(segment.marks, files=listed)), job_id="restore"
+            )
+
+        with mapped("Writing delete files", location):
+            made = [own(each) for each in segments]
+        copies = {file.path for segment in segments for file in segment.files[1:]}
+        return made, copies | {each.path for each in shared.values()}
+
+    def _put_piece(self, piece: Piece, path: str) -> None:
+        if self._holds(path, piece):
             self._pass(piece.size_bytes)
             return
         stream: Any = None
         try:
-            with mapped("Writing a segment file", segment.path):
-                stream = self._file_io.new_output(segment.path).create(overwrite=True)
+            with mapped("Writing a segment file", path):
+                stream = self._file_io.new_output(path).create(overwrite=True)
                 for chunk in self._verified(piece):
                     stream.write(chunk)
                 stream.close()
@@ -305,7 +341,7 @@ class Restore:
                 with suppress(Exception):
                     stream.close()
                 with suppress(Exception):
-                    self._file_io.delete(segment.path)
+                    self._file_io.delete(path)
             raise
         reached("restore.file.copied")
 
@@ -335,10 +371,10 @@ class Restore:
 
     def _verified(self, piece: Piece) -> Iterator[bytes]:
         """Yield the bytes of a piece. Raise CorruptError at the end if the checksum is wrong."""
-        where = f"{self._place.address}/{piece.path}"
+        where = f"{self._store.address}/{piece.path}"
         checksum = hashlib.sha256()
         try:
-            with self._place.open(piece.path) as source:
+            with self._store.open(piece.path) as source:
                 for chunk in chunks_of(source):
                     checksum.update(chunk)
                     yield chunk
@@ -352,7 +388,7 @@ class Restore:
 
     def _damaged(self, where: str, what: str) -> CorruptError:
         return CorruptError(
-            f"{where} {what}. The restore to {self._target.path} is not finished, so the folder can't be opened. Remove it "
+            f"{where} {what}. The restore to {self._new.path} is not finished, so the folder can't be opened. Remove it "
             f"and restore another backup (`lastword backup list` shows them), or repair the file and run the command again.",
             path=where,
         )

@@ -14,7 +14,7 @@ from lastword.maintenance.backup import restore as steps_of
 from lastword.maintenance.backup import settings
 from lastword.maintenance.backup.make import load_all
 from lastword.maintenance.backup.manifest import Manifest
-from lastword.maintenance.backup.restore import Restore, RestoreReport, Target
+from lastword.maintenance.backup.restore import NewLog, Restore, RestoreReport
 from lastword.maintenance.backup.store import open_store
 from lastword.maintenance.ownership import Ownership
 from lastword.segments.fileio import io_properties
@@ -43,9 +43,9 @@ def restore(
     folder = Path(path).absolute()
     clock = clock or SystemClock()
     given = {} if config is None else io_properties(load_config(folder, config).catalog)
-    place = open_store(source, {**given, **(properties or {})})
-    found = steps_of.choose(place, backup)
-    lock, begun = steps_of.begin(place, found, folder, clock=clock)
+    store = open_store(source, {**given, **(properties or {})})
+    found = steps_of.choose(store, backup)
+    lock, begun = steps_of.begin(store, found, folder, clock=clock)
     with lock:
         text: str | None = None
         if config is not None or begun.users_settings:
@@ -61,7 +61,7 @@ def restore(
         storage = Storage.of(folder, chosen)
         owner = Ownership.of_writer(storage, clock)
         with closing(storage.open_catalog(clock, guard=owner)) as catalog:
-            target = Target(
+            new = NewLog(
                 path=folder,
                 catalog=catalog,
                 warehouse=storage.warehouse,
@@ -69,7 +69,7 @@ def restore(
                 settings=text,
                 clock=clock,
             )
-            report = Restore(place, found, target, progress).run(begun)
+            report = Restore(store, found, new, progress).run(begun)
         steps_of.finish(folder)
     return report
 

@@ -73,7 +73,7 @@ def chunks_of(file: Any) -> Iterator[bytes]:
 
 
 def put(
-    place: BackupStore, path: str, chunks: Iterable[bytes], *, passed: Callable[[int], None] = lambda _: None
+    store: BackupStore, path: str, chunks: Iterable[bytes], *, passed: Callable[[int], None] = lambda _: None
 ) -> Piece:
     """Write a file and return its size and checksum. `passed` is called with the size of each chunk."""
     checksum = hashlib.sha256()
@@ -87,7 +87,7 @@ def put(
             yield chunk
             passed(len(chunk))
 
-    place.write(path, counted())
+    store.write(path, counted())
     return Piece(path=path, size_bytes=size_bytes, sha256=checksum.hexdigest())
 
 

@@ -31,9 +31,8 @@ from lastword.maintenance.backup.store import CHUNK_BYTES, BackupStore, Piece, p
 from lastword.wal import checkpoint as checkpoints
 from lastword.wal import state as states
 from lastword.wal.checkpoint import WriterCheckpoint
-from lastword.wal.files import WalFile, unreadable, walk
+from lastword.wal.files import WalFile, create_file, unreadable, walk
 from lastword.wal.state import Phase, StateFile, WalState
-from lastword.wal.writer import create_file
 
 FOLDER = "wal"
 EPOCHS_APART = 1_000
@@ -50,13 +49,13 @@ class _ReplacedError(Exception):
 
 
 def save(
-    place: BackupStore, folder: Path, *, topic_id: UUID, partition: int, sealed_end: int, known: Known
+    store: BackupStore, folder: Path, *, topic_id: UUID, partition: int, sealed_end: int, known: Known
 ) -> SavedWal:
     """Copy the records of a partition's WAL from the sealed end on."""
     for _ in range(_ATTEMPTS):
         try:
             return _save(
-                place, folder, topic_id=topic_id, partition=partition, sealed_end=sealed_end, known=known
+                store, folder, topic_id=topic_id, partition=partition, sealed_end=sealed_end, known=known
             )
         except _ReplacedError:
             continue
@@ -66,12 +65,12 @@ def save(
 
 
 def _save(
-    place: BackupStore, folder: Path, *, topic_id: UUID, partition: int, sealed_end: int, known: Known
+    store: BackupStore, folder: Path, *, topic_id: UUID, partition: int, sealed_end: int, known: Known
 ) -> SavedWal:
-    look = _look(folder)
-    if look is None:
+    state = _state_of(folder)
+    if state is None:
         return SavedWal(partition=partition)
-    checkpoint, end_offset, end_position = look
+    checkpoint, end_offset, end_position = state
     reached("backup.wal.looked")
     left = checkpoints.left_files(folder, checkpoint)
     ends = [*(file.first_offset for file in left[1:]), end_offset]
@@ -85,7 +84,7 @@ def _save(
             size_bytes = end_position if file.size_bytes is None else file.size_bytes
             try:
                 is_damaged = any(each.seq == file.seq for each in checkpoint.damage)
-                piece = put(place, name, _chunks(folder / file.name, file, size_bytes, is_damaged))
+                piece = put(store, name, _chunks(folder / file.name, file, size_bytes, is_damaged))
             except FileNotFoundError:
                 files, pieces = [], []
                 continue
@@ -104,7 +103,7 @@ def _save(
     )
 
 
-def _look(folder: Path) -> tuple[WriterCheckpoint, int, int] | None:
+def _state_of(folder: Path) -> tuple[WriterCheckpoint, int, int] | None:
     """Return the files, and the end offset and byte of the last of them. None if there is no WAL yet."""
     for _ in range(_ATTEMPTS):
         checkpoint, known = checkpoints.load_writer(folder), states.load(folder)

@@ -11,6 +11,8 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.compacted import INLINE_CONFIG
 from tests.support.logs import Killed, fill, kill_at, no_hook, open_log, values, wal_seqs
+from tests.support.marks import commit_foreign_deletes, mark_offsets
+from tests.support.other_engines import ENGINES, read_by
 
 import lastword
 from lastword.errors import (
@@ -22,8 +24,9 @@ from lastword.errors import (
 )
 from lastword.folder import steps
 from lastword.log import Log
-from lastword.reading.readers import committed_positions
+from lastword.reading.topic_reader import committed_positions
 from lastword.record import Record
+from lastword.segments.catalog import sqlite_properties
 
 assert no_hook
 CLOUD_FIRST = {**INLINE_CONFIG, "local.retention.ms": 0}
@@ -78,7 +81,7 @@ def test_sealed_and_unsealed_records_come_back_at_their_offsets(
         before, described = content(log), topic.describe()
         state = topic.state().to_pylist()
         report = log.backup(to)
-        assert report.problems == () and report.copied_files == len(report.backup.topics[0].segments) > 0
+        assert report.problems == () and report.copied_files == len(report.backup.topics[0].pieces) > 0
     with reopened(tmp_path, clock, to) as restored:
         assert content(restored) == before
         assert restored.topic("t").state().to_pylist() == state
@@ -94,6 +97,35 @@ def test_sealed_and_unsealed_records_come_back_at_their_offsets(
         assert restored.topic("t").append("new", "one", partition=0).offset == described.partitions[0].log_end
         assert restored.topic("t").seal().problems == ()
         restored.compact(["t"], asked_for=True)
+
+
+def test_marked_rows_stay_gone_for_every_engine(tmp_path: Path, clock: ManualClock, to: Path) -> None:
+    with open_log(tmp_path / "data", clock, CLOUD_FIRST) as log:
+        topic = log.create_topic("t")
+        for first in (0, 10, 20):
+            fill(topic, first, first + 10)
+            topic.seal()
+        mark_offsets(topic.table, [1, 2, 11])
+        log.backup(to)
+        mark_offsets(topic.table, [3])
+        first, second, third = topic.table.plan(topic.table.snapshot())
+        # Another engine's marks, in one file for two segments.
+        commit_foreign_deletes(topic.table, [{second.path: [5], third.path: [9, 0]}])
+        before = content(log)
+        gone = {1, 2, 3, 11, 15, 20, 29}
+        assert [each.offset for each in before] == [each for each in range(30) if each not in gone]
+        report = log.backup(to)
+        # The data files are there already.
+        assert report.copied_files == 2
+    shutil.move(tmp_path / "data", tmp_path / "away")
+    with reopened(tmp_path, clock, to) as restored:
+        assert content(restored) == before
+        properties = sqlite_properties(restored.path / "catalog.db")
+        for engine in ENGINES:
+            assert read_by(engine, properties, "t") == [(0, each.offset) for each in before], engine
+        assert [path for path in files_of(restored.path) if "foreign" in path] == []
+    saved = json.loads(next(path for path in to.rglob("*.json")).read_text())
+    assert saved["lastword.backup"] == 2
 
 
 def test_the_positions_come_along_with_all_that_compaction_remembers(
@@ -188,7 +220,7 @@ def test_a_partition_that_is_reopened_under_the_copy_loses_nothing(
 
         def fail_and_reopen() -> None:
             with topic.partition(0).writer._changed:
-                topic.partition(0).writer._fail("write to", OSError("no more"))
+                topic.partition(0).writer._active.fail("write to", OSError("no more"))
             topic.reopen_partition(0)
 
         # The file that is being looked at goes aside, and another one takes its place.
