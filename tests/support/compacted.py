@@ -34,6 +34,7 @@ def topic_config(policy: Policy) -> dict[str, object]:
         "delete.retention.ms": policy.delete_retention_ms,
         "tombstone.clock": policy.tombstone_clock,
         "min.rewrite.ratio": policy.min_rewrite_ratio,
+        "compaction.at.seal": policy.at_seal,
         "retention.ms": -1 if policy.retention_ms is None else policy.retention_ms,
     }
     if policy.max_lag_ms is not None:
@@ -132,8 +133,8 @@ class Twin:
 
     def seal(self) -> None:
         assert not self.topic.seal().problems
-        for model in self.models:
-            model.seal()
+        for partition, model in enumerate(self.models):
+            model.seal((record.offset for record in sealed_records(self.table, partition)), self.now_ms)
 
     def move(self, duration_ms: int) -> None:
         self.clock.move(duration_ms)

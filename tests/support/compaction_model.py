@@ -44,6 +44,7 @@ class Policy:
     delete_retention_ms: int = 86_400_000
     tombstone_clock: str = "compaction"
     min_rewrite_ratio: float = 0.0
+    at_seal: bool = False
     retention_ms: int | None = 604_800_000
     hold_ms: int = 604_800_000
     hold_max_ms: int = 2_592_000_000
@@ -96,8 +97,22 @@ class Partition:
         self.tail.append(row)
         self.log_end += 1
 
-    def seal(self) -> None:
-        self.rows += [row for row in self.tail if row.offset >= self.log_start]
+    def seal(self, sealed: Iterable[int], now_ms: int) -> None:
+        """The tail was sealed; `sealed` are the offsets that are in the table now.
+
+        Without compaction at sealing nothing may be missing. With it, all that another record of the tail beats must be,
+        but for what min.compaction.lag.ms holds back: how much that is depends on where the files were cut.
+        """
+        there = set(sealed)
+        live = [row for row in self.tail if row.offset >= self.log_start]
+        gone = {row.offset for row in live} - there
+        rivals = live if self.policy.at_seal and self.policy.compacts else []
+        if self.policy.min_lag_ms:
+            young = (i for i, row in enumerate(rivals) if now_ms - row.age_ms < self.policy.min_lag_ms)
+            rivals = rivals[: next(young, len(rivals))]
+        beaten = {row.offset for row in rivals if any(self.beats(other, row) for other in rivals)}
+        assert gone <= beaten if self.policy.min_lag_ms else gone == beaten, (gone, beaten)
+        self.rows += [row for row in live if row.offset in there]
         self.tail = []
         self.sealed_end = self.log_end
 
