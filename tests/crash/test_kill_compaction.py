@@ -46,7 +46,9 @@ from lastword.compaction.request import CompactionRequest
 from lastword.maintenance.worker_state import load_status
 from lastword.record import HEADERS_TYPE
 
-STEPS = [step for step in named_steps() if step.startswith(("compact.", "erase.", "seal.round."))]
+STEPS = [
+    step for step in named_steps() if step.startswith(("compact.", "erase.", "seal.round.", "segment.marks."))
+]
 BESIDE = ["segment.file.closed", "commit.before", "commit.done", "expire.done", "collect.file.removed"]
 """Steps within those, which other work has too."""
 

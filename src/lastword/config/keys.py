@@ -63,7 +63,7 @@ TOPIC_SETTINGS: tuple[Setting, ...] = (
         "min.cleanable.dirty.ratio",
         Ratio(),
         "0.5",
-        "a partition is compacted when its share of uncompacted data reaches this",
+        "a partition is compacted when its share of uncompacted data reaches this. `0`: as soon as it has been sealed",
     ),
     Setting(
         "dirty.ratio.basis",

@@ -11,6 +11,8 @@ may run at the same time):
     tidy      retention, the WAL deleter, expiry, collection
     measure   metrics
 
+A topic with `min.cleanable.dirty.ratio=0` is compacted as soon as it has been sealed. Other due compactions run then, too.
+
 A stop request ends each thread between two commits. A failed job is retried after a pause that doubles, up to an hour. So
 is each partition whose compaction fails, and each topic that can't be sealed. They don't hold up the others.
 
@@ -120,6 +122,8 @@ class Worker:
         self._keeper = StatusKeeper(log.path, _first_status(log.path, self._schedule, clock.now_ms()))
         self._unsealed: dict[str, _Unsealed] = {}
         self._ended: list[BaseException] = []
+        self._compact_soon = False
+        """Whether something was sealed, since the last compaction began, that is to be compacted at once."""
         self._do: dict[str, Callable[[], None]] = {
             "seal": self._seal,
             "compact": self._compact,
@@ -235,6 +239,8 @@ class Worker:
             if self._stop.is_set() and error is None:
                 # It may have been interrupted: the next worker resumes it at once.
                 interval_ms = 0
+            if name == "compact" and self._compact_soon:
+                interval_ms = 0
             wait_ms = interval_ms if error is None else self._failed(name, job, error, interval_ms)
             if error is None:
                 job.failures, job.last_error = 0, None
@@ -276,6 +282,9 @@ class Worker:
                 progress=lambda done, _total: self._keeper.save() if done == 0 else None,
                 stop=self._stop.is_set,
             )
+            settings = self._log.topic(name).settings
+            if report.segments and settings.compacts and settings.min_cleanable_dirty_ratio == 0:
+                self._ask_for_compaction()
             return [f"{name} partition {partition}: {what}" for partition, what in report.problems]
 
         visited = self._log.visit(seal, turns.in_order(self._log.own_topics()))
@@ -285,6 +294,14 @@ class Worker:
         if problems:
             failures = max(each.failures for each in self._unsealed.values())
             raise _PartlyDoneError("; ".join(problems.values()), failures)
+
+    def _ask_for_compaction(self) -> None:
+        """Let the next compaction begin at once, unless the first one has not begun or the last one failed."""
+        job = self.status.jobs["compact"]
+        with self._keeper.lock:
+            self._compact_soon = True
+            if job.last_run_ms is not None and not job.failures:
+                job.next_run_ms = min(job.next_run_ms, self._clock.now_ms())
 
     def _note_unsealed(self, problems: Mapping[str, str], now_ms: int) -> None:
         found: dict[str, _Unsealed] = {}
@@ -299,6 +316,7 @@ class Worker:
         self._unsealed = found
 
     def _compact(self) -> None:
+        self._compact_soon = False
         try:
             self.status.erasures_left = self._log.finish_erasures()
         finally:

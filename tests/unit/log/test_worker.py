@@ -76,12 +76,51 @@ class Stopped:
         self._go.set()
 
 
+# ---------------------------------------------------------------------------------------------------- schedule
+
+
+@pytest.mark.parametrize("ratio", [0, 0.5])
+def test_an_exact_topic_is_compacted_after_each_sealing(tmp_path: Path, ratio: float) -> None:
+    """With the next round of compaction an hour away."""
+    config = {**OFTEN, "worker.interval.ms": 3_600_000, "min.cleanable.dirty.ratio": ratio}
+    with lastword.open(tmp_path / "data", config=config) as log:
+        topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+        topic.append_many([NewRecord(key=b"k%d" % each, value=b"0") for each in range(100)])
+        topic.seal()
+        with log.worker() as working:
+            wait_until(lambda: working.status.jobs["compact"].last_run_ms is not None)
+            for number in range(2):
+                topic.append("k1", str(number))
+                end = topic.extents()[0].log_end
+                wait_until(lambda end=end: topic.table.snapshot().positions[0].sealed_end == end)
+                if ratio == 0:
+                    wait_until(lambda end=end: topic.table.snapshot().positions[0].first_dirty == end)
+            assert (working.status.jobs["compact"].next_run_ms > log.clock.now_ms() + 1_000_000) or ratio == 0
+        if ratio:
+            assert topic.table.snapshot().positions[0].first_dirty == 100
+
+
+def test_what_is_sealed_during_a_compaction_is_compacted_after_it(tmp_path: Path) -> None:
+    config = {**OFTEN, "worker.interval.ms": 3_600_000, "min.cleanable.dirty.ratio": 0}
+    with lastword.open(tmp_path / "data", config=config) as log:
+        topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+        topic.append("k", "0")
+        topic.seal()
+        stopped = Stopped("compact.before_commit")
+        with log.worker():
+            stopped.wait()
+            topic.append("k", "1")
+            wait_until(lambda: topic.table.snapshot().positions[0].sealed_end == 2)
+            stopped.let_go()
+            wait_until(lambda: topic.table.snapshot().positions[0].first_dirty == 2)
+
+
 # ------------------------------------------------------------------------------------------------------- lanes
 
 
 def test_a_compaction_holds_up_neither_sealing_nor_retention_nor_metrics(tmp_path: Path) -> None:
     with lastword.open(tmp_path / "data", config=OFTEN) as log:
-        big = log.create_topic("big", config={"cleanup.policy": "compact"})
+        big = log.create_topic("big", config={"cleanup.policy": "compact", "compaction.at.seal": False})
         small = log.create_topic("small", config={"retention.ms": 1, "local.retention.ms": 0})
         big.append_many([NewRecord(key=b"k", value=b"%d" % each) for each in range(100)])
         big.seal()

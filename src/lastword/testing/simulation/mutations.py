@@ -1,7 +1,7 @@
 """Defects that the simulation must find: each is put into the product's own code before simulations run.
 
 A mutation replaces one or two functions. `words` describes the visible defect. docs/testing.md lists all mutations, and a
-test checks that the seed of each one finds it.
+test checks that each one is found.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ SEEDS: dict[str, int] = {
     "early-tombstone": 0,
     "endless-erasure": 213,
     "forgetful-groups": 0,
-    "greedy-collector": 2,
-    "greedy-deleter": 5,
-    "late-deletion": 51,
+    "greedy-collector": 5,
+    "greedy-deleter": 0,
+    "late-deletion": 38,
     "lost-at-the-seam": 3,
-    "oldest-wins": 2,
+    "oldest-wins": 7,
     "shared-wal": 1,
     "short-keys": 0,
-    "short-seal": 0,
-    "two-owners": 2,
+    "short-seal": 2,
+    "two-owners": 52,
     "unannounced": 45,
-    "undeleted-records": 5,
-    "unerased": 2,
-    "unfenced": 124,
+    "undeleted-records": 53,
+    "unerased": 15,
+    "unfenced": 138,
     "unshown": 1,
-    "unsynced": 15,
+    "unsynced": 32,
     "unsynced-names": 7,
     "unsynced-segments": 15,
     "wrong-offset": 1,
-    "wrong-past-by-offset": 19,
-    "wrong-past-by-time": 27,
+    "wrong-past-by-offset": 62,
+    "wrong-past-by-time": 33,
 }
-"""Seeds that find the defects. They change with the plans."""
+"""Seeds that find the defects. Any change of the product may change the order of events, and so the seed: then
+`--defects` finds another one."""
 MUTATIONS: dict[str, Mutation] = {}
 
 
