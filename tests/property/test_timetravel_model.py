@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -119,16 +120,18 @@ class TimeTravel(RuleBasedStateMachine):
     def the_past_is_as_it_was(self) -> None:
         times = {row.timestamp_ms for row in self.rows} | {self.began_ms - 1, self.clock.now_ms()}
         for time_ms in times:
-            self.check(time_ms)
+            end = self.end_at(time_ms)
+            self.check(AsOf(time_ms=time_ms), end, lambda at, t=time_ms, e=end: self.can_show(at, t, e))
+        for end in range(self.log_start, len(self.rows) + 1, 2):
+            if end:
+                self.check(AsOf(offset=end - 1), end, lambda at, e=end: self.can_show_offset(at, e))
 
-    def check(self, time_ms: int) -> None:
-        end = self.end_at(time_ms)
-        point = AsOf(time_ms=time_ms)
+    def check(self, point: AsOf, end: int, can_show: Callable[[Positions], bool]) -> None:
         try:
             state = self.topic.state(as_of=point).to_pylist()
         except InvalidError:
             kept = [snapshot.positions[0] for snapshot in self.topic.history()]
-            assert not any(self.can_show(at, time_ms, end) for at in kept), "it could be shown"
+            assert not any(map(can_show, kept)), "it could be shown"
             return
         assert {row["key"]: row["value"] for row in state} == self.state_before(end)
         shown = [row for batch in self.topic.read_as_of(point) for row in batch.to_pylist()]
@@ -153,9 +156,18 @@ class TimeTravel(RuleBasedStateMachine):
         for each in at.rounds:
             # The first of them is not hidden if all of them are younger.
             if end > each.start and self.any_younger(each.start, each.end, time_ms):
-                return False
+                return self.wal_has(each.start)
+        return end <= max(at.sealed_end, self.log_start) or self.wal_has(at.sealed_end)
+
+    def can_show_offset(self, at: Positions, end: int) -> bool:
+        if at.first_dirty > end:
+            return False
+        inside = next((each.start for each in at.rounds if each.start < end < each.end), at.sealed_end)
+        return end <= max(inside, self.log_start) or self.wal_has(inside)
+
+    def wal_has(self, offset: int) -> bool:
         with closing(self.topic.partition_reader(0)) as reader:
-            return end <= max(at.sealed_end, self.log_start) or reader.wal_start() <= at.sealed_end
+            return reader.wal_start() <= max(offset, self.log_start)
 
     def any_younger(self, start: int, end: int, time_ms: int) -> bool:
         return any(row.timestamp_ms > time_ms for row in self.rows[start:end])

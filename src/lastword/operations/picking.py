@@ -89,8 +89,7 @@ def _size_bytes(record: Record) -> int:
 
 def pick(reader: PartitionReader, view: View, offsets: Offsets) -> Iterator[pa.RecordBatch]:
     """Read the records at some sorted offsets, in small batches. The view's snapshot is pinned."""
-    sealed_end = view.snapshot.positions[reader.partition].sealed_end
-    split = int(np.searchsorted(offsets, sealed_end))
+    split = int(np.searchsorted(offsets, view.sealed_end))
     yield from _sealed(reader, view, offsets[:split])
     yield from _tail(reader, view, offsets[split:])
 

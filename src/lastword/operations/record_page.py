@@ -252,14 +252,14 @@ def _files_of(
 ) -> Iterator[tuple[int, Iterator[Times]]]:
     """Yield the segments from an offset on, up or down, and the part of the WAL after or before them."""
     low, high = (start, view.end) if upwards else (view.start, start)
-    tail = max(low, view.snapshot.positions[reader.partition].sealed_end)
+    tail, sealed_to = max(low, view.sealed_end), min(high, view.sealed_end)
     if not upwards and tail < high:
         yield LATEST_MS, _tail_downwards(reader, tail, high)
     segments = timetravel.sealed_segments(reader, view)
     for segment in segments if upwards else reversed(segments):
-        if segment.first_offset < high and segment.last_offset >= low:
+        if segment.first_offset < sealed_to and segment.last_offset >= low:
             bound_ms = segment.min_timestamp_ms if upwards else segment.max_timestamp_ms
-            yield bound_ms, reader.table.files.times(segment, low, high, backwards=not upwards)
+            yield bound_ms, reader.table.files.times(segment, low, sealed_to, backwards=not upwards)
     if upwards and tail < high:
         yield 0, map(_times_of, reader.tail(tail, high))
 
@@ -304,13 +304,13 @@ def _count(sources: Sequence[Source], low: Offsets, high: Offsets) -> tuple[int 
 def _count_span(reader: PartitionReader, view: View, start: int, end: int) -> int:
     if start >= end:
         return 0
-    sealed_end = view.snapshot.positions[reader.partition].sealed_end
+    sealed_to = min(end, view.sealed_end)
     total = sum(
-        reader.table.files.count(segment, start, end)
+        reader.table.files.count(segment, start, sealed_to)
         for segment in timetravel.sealed_segments(reader, view)
-        if segment.first_offset < end and segment.last_offset >= start
+        if segment.first_offset < sealed_to and segment.last_offset >= start
     )
-    return total + reader.count_tail(max(start, sealed_end), end)
+    return total + reader.count_tail(max(start, view.sealed_end), end)
 
 
 def _any_below(sources: Sequence[Source], low: Offsets) -> bool:

@@ -154,7 +154,7 @@ class _Question:
             else:
                 batches = reader.table.read(segment, columns, view.start)
             for records in batches:
-                yield _lean(_from(clip(records, view.end), view.start), columns)
+                yield _lean(_from(clip(records, view.sealed_to), view.start), columns)
         for records in timetravel.read_tail(reader, view):
             yield _lean(records, columns)
 

@@ -2,8 +2,8 @@
 
 A view as of offset X shows the records that a reader would have found if it had begun when X was the last offset. It is
 exact if compaction has not overtaken X: a snapshot is still kept whose first dirty offset is at most X + 1, so that no
-record up to X has been removed because of one after X. Nor may X + 1 be inside a range that was compacted while it was
-sealed: there only the WAL can answer, from the end of an earlier snapshot on.
+record up to X has been removed because of one after X. If X + 1 is inside a range that was compacted while it was
+sealed, that range is read from the WAL.
 
 As of a time means as of the log end at that time: the last offset before the first record, from the log start on, that
 is younger. A record without a timestamp is as old as the one before it. Erased records count as if they had never been
@@ -65,11 +65,25 @@ def parse_as_of(text: str, option: str) -> AsOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The visible offsets of a partition: from `start` up to but excluding `end`, the sealed ones from one snapshot."""
+    """The visible offsets of a partition: from `start` up to but excluding `end`.
+
+    Those below `sealed_end` are read from a snapshot, the others from the WAL.
+    """
 
     snapshot: Snapshot
     start: int
     end: int
+    sealed_end: int
+
+    @property
+    def sealed_to(self) -> int:
+        """The end of the part that is read from the snapshot."""
+        return min(self.end, self.sealed_end)
+
+    @property
+    def tail_start(self) -> int:
+        """The start of the part that is read from the WAL."""
+        return max(self.start, self.sealed_end)
 
 
 def view(reader: PartitionReader, as_of: AsOf | None) -> View:
@@ -84,7 +98,8 @@ def view_now(reader: PartitionReader) -> View:
 
 def _view_whole(reader: PartitionReader, snapshot: Snapshot) -> View:
     extent = reader.extent(snapshot)
-    return View(snapshot=snapshot, start=extent.log_start, end=extent.log_end)
+    sealed_end = snapshot.positions[reader.partition].sealed_end
+    return View(snapshot=snapshot, start=extent.log_start, end=extent.log_end, sealed_end=sealed_end)
 
 
 def view_as_of(reader: PartitionReader, as_of: AsOf) -> View:
@@ -106,9 +121,8 @@ def _view_of_snapshot(reader: PartitionReader, snapshot_id: int) -> View:
     for snapshot in kept:
         if snapshot.id == snapshot_id:
             log_start = kept[-1].positions[reader.partition].log_start
-            return View(
-                snapshot=snapshot, start=log_start, end=snapshot.positions[reader.partition].sealed_end
-            )
+            sealed_end = snapshot.positions[reader.partition].sealed_end
+            return View(snapshot=snapshot, start=log_start, end=sealed_end, sealed_end=sealed_end)
     raise InvalidError(
         f"There is no snapshot {snapshot_id}; `lastword topic history` lists those that are kept "
         f"(for snapshot.retention.ms)."
@@ -124,24 +138,38 @@ def _view_at_offset(reader: PartitionReader, offset: int) -> View:
             f"Offset {offset} of partition {partition} is out of range: it has {now.start} (log start) "
             f"to {now.end - 1} (last offset)."
         )
+    wal_start = reader.wal_start()
+    for snapshot in reversed(kept):
+        at = snapshot.positions[partition]
+        if at.first_dirty <= end:
+            view = View(snapshot=snapshot, start=now.start, end=end, sealed_end=_exact_sealed_end(at, end))
+            if view.tail_start >= end or wal_start <= view.tail_start:
+                return view
+    raise _can_not_show(reader, kept, now, end)
+
+
+def _exact_sealed_end(at: Positions, end: int) -> int:
+    """Return up to where the table shows what a view that ends at `end` must show. From there on the WAL must."""
+    return next((each.start for each in at.rounds if each.start < end < each.end), at.sealed_end)
+
+
+def _can_not_show(reader: PartitionReader, kept: Sequence[Snapshot], now: View, end: int) -> Exception:
+    partition = reader.partition
     exact = [each for each in kept if each.positions[partition].next_exact(end) == end]
     if not exact:
-        raise InvalidError(
-            f"Partition {partition} has been compacted beyond offset {offset}, and no earlier snapshot is "
+        return InvalidError(
+            f"Partition {partition} has been compacted beyond offset {end - 1}, and no earlier snapshot is "
             f"retained (snapshot.retention.ms). {_next_exact(kept, partition, end)}"
         )
-    view = View(snapshot=exact[-1], start=now.start, end=end)
-    first = max(view.snapshot.positions[partition].sealed_end, view.start)
-    if first < view.end and reader.wal_start() > first:
-        if view.snapshot.id == now.snapshot.id:
-            raise reader.not_in_wal(first)
-        later = kept[kept.index(view.snapshot) + 1 :]
-        raise InvalidError(
-            f"Partition {partition} can't be shown as of offset {offset}: the snapshot that could show it ends at "
-            f"offset {view.snapshot.positions[partition].sealed_end - 1}, and the WAL no longer has the records "
-            f"after it. {_next_exact(later, partition, end)}"
-        )
-    return view
+    sealed_end = exact[-1].positions[partition].sealed_end
+    if exact[-1].id == now.snapshot.id:
+        return reader.not_in_wal(max(sealed_end, now.start))
+    later = kept[kept.index(exact[-1]) + 1 :]
+    return InvalidError(
+        f"Partition {partition} can't be shown as of offset {end - 1}: the snapshot that could show it ends at "
+        f"offset {sealed_end - 1}, and the WAL no longer has the records after it. "
+        f"{_next_exact(later, partition, end)}"
+    )
 
 
 def _next_exact(kept: Sequence[Snapshot], partition: int, end: int) -> str:
@@ -160,18 +188,17 @@ def _view_at_time(reader: PartitionReader, time_ms: int) -> View:
             f"Partition {partition} has been compacted beyond {time_text(time_ms)}, and no earlier snapshot is "
             f"retained (snapshot.retention.ms). {_oldest_time(kept[0].positions[partition])}"
         )
+    wal_start = reader.wal_start()
     for snapshot in reversed(exact):
-        view = View(snapshot=snapshot, start=now.start, end=now.end)
         with reader.pin(snapshot):
             try:
-                view = replace(view, end=offset_for_time(reader, view, time_ms + 1))
+                found = _end_at_time(reader, _view_from(now, snapshot, partition), time_ms, wal_start)
             except OffsetGoneError:
                 if snapshot.id == now.snapshot.id:
                     raise
                 break
-        end = _before_what_is_hidden(snapshot.positions[partition], time_ms, view.end)
-        if end is not None:
-            return replace(view, end=max(end, view.start))
+        if found is not None:
+            return found
     later = kept[kept.index(snapshot) + 1 :] or [snapshot]
     raise InvalidError(
         f"Partition {partition} can't be shown as of {time_text(time_ms)}: the snapshot that could show it ends at offset "
@@ -180,19 +207,27 @@ def _view_at_time(reader: PartitionReader, time_ms: int) -> View:
     )
 
 
-def _before_what_is_hidden(at: Positions, time_ms: int, end: int) -> int | None:
-    """Return the first offset whose record is younger than a time, if `end` is the first of those that a snapshot has.
+def _view_from(now: View, snapshot: Snapshot, partition: int) -> View:
+    """Return the view now, with the sealed records of an earlier snapshot."""
+    return replace(now, snapshot=snapshot, sealed_end=snapshot.positions[partition].sealed_end)
 
-    Return None if it may be one that was left out when it was sealed.
+
+def _end_at_time(reader: PartitionReader, view: View, time_ms: int, wal_start: int) -> View | None:
+    """Let a view end at the first record that is younger than a time. Return None if it can't show that record.
+
+    It may have been left out when it was sealed. Then only the WAL has it.
     """
-    for each in at.rounds:
-        if end <= each.start:
-            break
-        if each.min_timestamp_ms > time_ms:
-            return each.start
-        if each.max_timestamp_ms > time_ms:
+    end = offset_for_time(reader, view, time_ms + 1)
+    at = view.snapshot.positions[reader.partition]
+    hiding = next((each for each in at.rounds if each.start < end and each.max_timestamp_ms > time_ms), None)
+    if hiding is not None and hiding.min_timestamp_ms > time_ms:
+        end = hiding.start
+    elif hiding is not None:
+        view = replace(view, sealed_end=hiding.start)
+        if wal_start > view.tail_start:
             return None
-    return end
+        end = offset_for_time(reader, view, time_ms + 1)
+    return replace(view, end=max(end, view.start))
 
 
 def _lacks_nothing_after(at: Positions, time_ms: int, log_start: int) -> bool:
@@ -217,8 +252,9 @@ def offset_for_time(reader: PartitionReader, view: View, timestamp_ms: int) -> i
     for segment in sealed_segments(reader, view):
         if segment.max_timestamp_ms >= timestamp_ms:
             for records in reader.table.read(segment, ["offset", "timestamp"], view.start):
-                if (found := first_not_older(records, timestamp_ms)) is not None:
-                    return min(found[0], view.end)
+                found = first_not_older(clip(records, view.sealed_to), timestamp_ms)
+                if found is not None:
+                    return found[0]
     for records in read_tail(reader, view):
         if (found := first_not_older(records, timestamp_ms)) is not None:
             return found[0]
@@ -228,7 +264,7 @@ def offset_for_time(reader: PartitionReader, view: View, timestamp_ms: int) -> i
 def sealed_segments(reader: PartitionReader, view: View) -> list[Segment]:
     """Return the segments of a view, in offset order."""
     segments = reader.table.plan(view.snapshot, reader.partition, view.start)
-    return [segment for segment in segments if segment.first_offset < view.end]
+    return [segment for segment in segments if segment.first_offset < view.sealed_to]
 
 
 def read_sealed(
@@ -237,15 +273,14 @@ def read_sealed(
     """Read the sealed part of a view: whole rows in record.RECORD_SCHEMA, or some columns (including offset)."""
     for segment in sealed_segments(reader, view):
         for records in reader.table.read(segment, columns, view.start):
-            clipped = clip(records, view.end)
+            clipped = clip(records, view.sealed_to)
             if clipped.num_rows:
                 yield clipped if columns is not None else with_partition(clipped, reader.partition)
 
 
 def read_tail(reader: PartitionReader, view: View) -> Iterator[pa.RecordBatch]:
     """Read the rest of a view, which is only in the WAL."""
-    sealed_end = view.snapshot.positions[reader.partition].sealed_end
-    return reader.tail(max(sealed_end, view.start), view.end)
+    return reader.tail(view.tail_start, view.end)
 
 
 def read(reader: PartitionReader, as_of: AsOf, view: View) -> Iterator[pa.RecordBatch]:
@@ -264,7 +299,7 @@ def read(reader: PartitionReader, as_of: AsOf, view: View) -> Iterator[pa.Record
         nonlocal offset
         at = next(views)
         positions = at.snapshot.positions[reader.partition]
-        if offset > view.start and positions.next_exact(offset) > offset:
+        if view.start < offset < at.sealed_end and positions.next_exact(offset) > offset:
             raise UnavailableError(
                 f"Partition {reader.partition} was compacted while its past was read; read it again."
             )

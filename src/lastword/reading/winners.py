@@ -90,9 +90,12 @@ class SealedRows:
         with RawSegment(self._files, self.segment) as raw:
             runs = list(raw.key_runs())
             first, end = 0, self.count
-            if self.segment.first_offset < self._view.start or self.segment.last_offset >= self._view.end:
+            if (
+                self.segment.first_offset < self._view.start
+                or self.segment.last_offset >= self._view.sealed_to
+            ):
                 offsets = raw.columns(["offset"]).column("offset").to_numpy()
-                first, end = np.searchsorted(offsets, [self._view.start, self._view.end]).tolist()
+                first, end = np.searchsorted(offsets, [self._view.start, self._view.sealed_to]).tolist()
         return [
             (row + cut, keys.slice(cut, end - row - cut))
             for row, keys in runs

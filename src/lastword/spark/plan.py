@@ -101,11 +101,11 @@ def plan_ranges(
         if view.start >= view.end:
             continue
         parts += [
-            SealedPart(segment=segment, start=view.start, end=view.end)
+            SealedPart(segment=segment, start=view.start, end=view.sealed_to)
             for segment in timetravel.sealed_segments(readers[partition], view)
             if wanted.segment(segment)
         ]
-        first = max(view.start, view.snapshot.positions[partition].sealed_end)
+        first = view.tail_start
         if first < view.end and first <= wanted.last_offset and view.end > wanted.first_offset:
             tails.append(
                 TailTask(
@@ -154,7 +154,9 @@ def _state_tasks(
         for rows, mask in zip(own.sealed, own.masks, strict=False):
             if mask.any() and wanted.segment(rows.segment):
                 packed = np.packbits(mask).tobytes()
-                parts.append(SealedPart(segment=rows.segment, start=view.start, end=view.end, mask=packed))
+                parts.append(
+                    SealedPart(segment=rows.segment, start=view.start, end=view.sealed_to, mask=packed)
+                )
         won = own.tail.offsets[own.masks[-1].view(np.bool_)]
         if len(won) and wanted.partition(partition):
             tails.append(
@@ -164,6 +166,7 @@ def _state_tasks(
                     partition=partition,
                     start=int(won[0]),
                     end=int(won[-1]) + 1,
+                    exact=True,
                     winners=won.tobytes(),
                 )
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -95,9 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         f"Records of {topic.name!r} partition {partition} are lost: this query has seen it up to offset "
                         f"{stop}, but the log ends at {view.end}. Set option 'on.data.loss' to 'skip' to continue."
                     )
-                views[partition] = View(
-                    snapshot=view.snapshot, start=max(first, view.start), end=min(stop, view.end)
-                )
+                views[partition] = replace(view, start=max(first, view.start), end=min(stop, view.end))
             return plan.plan_ranges(
                 opened(self._options.where),
                 topic,
@@ -178,7 +177,7 @@ def _reach(reader: PartitionReader, view: View, first: int, end: int, most_recor
             return end
     if counted == most_records:
         return at
-    at = max(at, view.snapshot.positions[reader.partition].sealed_end)
+    at = max(at, view.sealed_end)
     with closing(reader.replay(at, end)) as tail:
         at = next((records.column("offset")[0].as_py() for records in tail if records.num_rows), end)
     return min(at + most_records - counted, end)

@@ -264,6 +264,9 @@ def _tail_of(reader: PartitionReader, task: TailTask) -> Iterator[pa.RecordBatch
         pass
     # The range has been sealed since the read was planned; no record of it may have been compacted away.
     yield from reader.replay(offset, task.end)
+    if task.winners is not None:
+        # They are counted.
+        return
     at = reader.table.snapshot().positions[task.partition]
     if at.first_dirty > task.start or at.next_exact(task.end) > task.end:
         raise UnavailableError(
