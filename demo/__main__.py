@@ -60,24 +60,30 @@ def run(path: Path, records: int) -> bool:
 
         say(
             "3",
-            "Seal: turn the write-ahead log into Parquet files of an Iceberg table",
+            "Seal: the write-ahead log becomes Parquet files of an Iceberg table, without the records that newer ones replace",
             "lastword topic seal users",
         )
         with progress("sealing", "bytes") as show:
-            users.seal(progress=lambda done, total: show(done, total))
-        before = show_partitions(users)
+            sealed = users.seal(progress=lambda done, total: show(done, total))
+        show_partitions(users)
+        console.print(
+            f"  {sealed.records + sealed.beaten:,} records of the log became {sealed.records:,} in the table "
+            f"({mebibytes(sealed.wal_bytes)} became {mebibytes(sealed.size_bytes)})."
+        )
 
-        say("4", "Compact on Spark: only the newest record of each key stays", "lastword topic compact users")
+        say(
+            "4",
+            f"Write {records // 100:,} more changes, and compact on Spark: only the newest record of each key stays",
+            "lastword topic compact users",
+        )
+        write(users, records // 100, seed=8)
         with progress("compacting", "records") as show:
             report = log.compact(
-                ["users"], asked_for=True, progress=lambda done, total, *_: show(done, total)
+                ["users"], seal=True, asked_for=True, progress=lambda done, total, *_: show(done, total)
             )
         show_report(report)
-        after = show_partitions(users)
-        console.print(
-            f"  {before[0]:,} records became {after[0]:,}; {mebibytes(before[1])} became {mebibytes(after[1])}. "
-            f"Offsets and the log end did not change."
-        )
+        show_partitions(users)
+        console.print("  Offsets and the log end did not change.")
 
         say(
             "5",
@@ -92,23 +98,25 @@ def run(path: Path, records: int) -> bool:
 
         say(
             "6",
-            "Prove it: compare the snapshots before and after, record by record, on Spark",
+            "Prove it: compare every record of the log with what is left, on Spark",
             "lastword verify users",
         )
         proof = log.verify("users")
         for rule, count in sorted(proof.gone.items()):
             console.print(f"  {count:>9,} records gone: {rule}")
-        console.print(f"  {proof.keys:,} keys compared, {proof.problem_count} problems.")
+        console.print(
+            f"  {proof.records_before:,} records and {proof.keys:,} keys compared, {proof.problem_count} problems."
+        )
         console.print(
             "  [green]Nothing was lost.[/green]" if proof.holds else "  [red]Records were lost![/red]"
         )
         return proof.holds
 
 
-def write(users: Topic, records: int) -> None:
+def write(users: Topic, records: int, seed: int = 7) -> None:
     written = 0
     with progress("writing", "records") as show:
-        for table in changelog(records):
+        for table in changelog(records, seed):
             users.append_arrow(table)
             written += table.num_rows
             show(written, records)
@@ -119,7 +127,7 @@ def say(step: str, what: str, command: str) -> None:
     console.print(f"   [dim]$ {command}[/dim]")
 
 
-def show_partitions(topic: Topic) -> tuple[int, int]:
+def show_partitions(topic: Topic) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2))
     for name in ("partition", "log end", "segments", "records", "bytes", "dirty ratio", "due"):
         table.add_column(name, justify="left" if name == "due" else "right")
@@ -135,14 +143,14 @@ def show_partitions(topic: Topic) -> tuple[int, int]:
             "yes" if each.due else "",
         )
     console.print(table)
-    return sum(each.sealed_records for each in partitions), sum(each.sealed_bytes for each in partitions)
 
 
 def show_report(report: lastword.CompactionReport) -> None:
-    reclaimed = sum(each.reclaimed_bytes for each in report.partitions)
+    removed = sum(each.records_before - each.records_after for each in report.partitions)
+    written = sum(each.written_bytes for each in report.partitions)
     console.print(
-        f"  {len(report.partitions)} partitions in {report.duration_s:.1f} s on {report.engine} "
-        f"(the first run starts Spark), {mebibytes(reclaimed)} reclaimed."
+        f"  {len(report.partitions)} partitions in {report.duration_s:.1f} s on {report.engine} (the first run starts Spark): "
+        f"{removed:,} records gone, {mebibytes(written)} written."
     )
 
 

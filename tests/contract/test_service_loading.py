@@ -133,7 +133,7 @@ def test_a_log_with_the_default_loads_neither_the_service_nor_spark(tmp_path: Pa
     program = """
 import sys, lastword
 with lastword.open(sys.argv[1]) as log:
-    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic = log.create_topic("t", config={"cleanup.policy": "compact", "compaction.at.seal": False})
     topic.append("k", "v")
     topic.seal()
     topic.append("k", "w")
@@ -147,6 +147,11 @@ with lastword.open(sys.argv[1]) as log:
     # The state view needs the compiled set of keys, and nothing else.
     assert len(topic.state()) == 1
     assert not (loaded - {"lastword.compaction.keyset"}) & set(sys.modules)
+
+    # So does sealing, if it compacts.
+    log.alter_topic("t", set_config={"compaction.at.seal": True})
+    topic.seal()
+    assert "pyspark" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "data")], check=True, timeout=120)
 

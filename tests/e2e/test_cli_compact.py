@@ -14,6 +14,8 @@ from lastword.cli import options
 from lastword.operations import maintaining
 
 INLINE = "compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory\n"
+SEALED_WHOLE = ("--cleanup-policy", "compact", "--config", "compaction.at.seal=false")
+"""Nothing is compacted while it is sealed."""
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def cli(tmp_path: Path) -> Cli:
     made = Cli(tmp_path / "data")
     made.data.mkdir()
     (made.data / "lastword.yaml").write_text(INLINE)
-    made("topic", "create", "users", "--cleanup-policy", "compact")
+    made("topic", "create", "users", *SEALED_WHOLE)
     fill(made, "users", 100)
     return made
 
@@ -49,7 +51,7 @@ def test_it_seals_compacts_and_shows_what_that_did(cli: Cli) -> None:
 
 
 def test_json_has_every_number_by_partition_and_in_sum(cli: Cli) -> None:
-    cli("topic", "create", "two", "--partitions", "2", "--cleanup-policy", "compact")
+    cli("topic", "create", "two", "--partitions", "2", *SEALED_WHOLE)
     fill(cli, "two", 100)
     cli("produce", "two", "--null-value", "NULL", stdin=b"k1:NULL\n")
     report = cli.json("topic", "compact", "two")
@@ -173,7 +175,7 @@ def test_other_maintenance_is_waited_for_and_then_named(cli: Cli, monkeypatch: p
 
 
 def test_all_topics_are_one_job(cli: Cli) -> None:
-    cli("topic", "create", "other", "--cleanup-policy", "compact")
+    cli("topic", "create", "other", *SEALED_WHOLE)
     fill(cli, "other", 20)
     for name in ("users", "other"):
         cli("topic", "seal", name)

@@ -172,7 +172,7 @@ def compacted(tmp_path: Path) -> Cli:
     (made.data / "lastword.yaml").write_text(
         "compaction.service.factory: lastword.compaction.inline:InlineCompactionServiceFactory\n"
     )
-    made("topic", "create", "t", "--cleanup-policy", "compact")
+    made("topic", "create", "t", "--cleanup-policy", "compact", "--config", "compaction.at.seal=false")
     lines = [{"key": "ab"[index % 2], "value": str(index), "timestamp": 1000 * index} for index in range(5)]
     text = [json.dumps(each) for each in lines]
     made("produce", "t", "--jsonl", stdin="\n".join(text[:4]).encode())

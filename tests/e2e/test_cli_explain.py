@@ -19,7 +19,7 @@ def cli(tmp_path: Path) -> Cli:
     made = Cli(tmp_path / "data")
     made.data.mkdir()
     (made.data / "lastword.yaml").write_text(INLINE)
-    made("topic", "create", "users", "--cleanup-policy", "compact")
+    made("topic", "create", "users", "--cleanup-policy", "compact", "--config", "compaction.at.seal=false")
     made("produce", "users", stdin=b"alice:Oslo\nbob:Rome\nalice:Paris\n")
     made("topic", "seal", "users")
     made("produce", "users", "--null-value", "NULL", stdin=b"carol:" + b"x" * 500 + b"\nbob:NULL\n")
@@ -36,6 +36,17 @@ def test_one_line_a_record_with_the_reason(cli: Cli) -> None:
     assert lines[3].endswith("stays     the newest record of its key")
     assert "x…" in lines[4] and "WAL active, wal." in lines[4]
     assert "<tombstone>" in lines[5] and "first run that passes it" in lines[5]
+
+
+def test_what_is_left_out_when_it_is_sealed(cli: Cli) -> None:
+    cli("topic", "alter", "users", "--config", "compaction.at.seal=true")
+    cli("produce", "users", stdin=b"dave:1\ndave:2\n")
+    (first, second) = cli("topic", "explain", "users", "--key", "dave").out.splitlines()[1:3]
+    assert first.endswith("goes      beaten by offset 6, a newer record of its key, when both are sealed")
+    assert second.endswith("stays     the newest record of its key")
+    assert (
+        "Sealed 4 records first, 1 of them superseded and left out." in cli("topic", "compact", "users").out
+    )
 
 
 def test_what_it_says_is_what_the_command_then_does(cli: Cli) -> None:

@@ -28,11 +28,21 @@ def cli(tmp_path: Path) -> Cli:
 
 
 def test_it_needs_a_compaction_to_look_at(cli: Cli) -> None:
-    cli("topic", "seal", "users")
-    assert "Compact first, or name two snapshots" in cli("verify", "users", code=2).err
+    cli("topic", "create", "events")
+    cli("produce", "events", stdin=b"a:1\na:2\n")
+    cli("topic", "seal", "events")
+    assert "Compact first, or name two snapshots" in cli("verify", "events", code=2).err
     assert "There is no snapshot 7" in cli("verify", "users", "--before", "7", code=2).err
     assert "there is no such topic" in cli("verify", "nope", code=2).err
     assert "--after" in cli("verify", "users", "--after", "x", code=2).err
+
+
+def test_the_sealing_is_compared_with_the_wal(cli: Cli) -> None:
+    cli("topic", "seal", "users")
+    shown = cli("verify", "users").out
+    assert "4 of them from the WAL" in shown
+    assert "beaten by another record of its key        2" in shown
+    assert "Nothing was lost." in shown
 
 
 def a_report(cli: Cli, *problems: Problem, count: int | None = None) -> VerifyReport:

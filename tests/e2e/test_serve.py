@@ -361,7 +361,7 @@ def test_it_stops_in_time_also_in_the_middle_of_a_compaction(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
     monkeypatch.syspath_prepend(tmp_path / "code")
     cli = Cli(tmp_path / "data")
-    cli("topic", "create", "users", "--cleanup-policy", "compact")
+    cli("topic", "create", "users", "--cleanup-policy", "compact", "--config", "compaction.at.seal=false")
     cli("produce", "users", stdin=b"k:1\nk:2\n")
     cli("topic", "seal", "users")
     settings = (

@@ -257,7 +257,7 @@ import json, sys
 import lastword
 
 with lastword.open(sys.argv[1], config={"wal.sync": "none", "spark.master": "local[1]"}) as log:
-    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic = log.create_topic("t", config={"cleanup.policy": "compact", "compaction.at.seal": False})
     for number in range(100):
         topic.append(f"k{number % 10}", str(number))
     report = log.compact(seal=True, asked_for=True)

@@ -66,7 +66,8 @@ def numbers(rows: DataFrame) -> list[int]:
 
 
 def test_a_topic_is_a_dataframe(spark: SparkSession, log: Log) -> None:
-    topic = log.create_topic("users", partitions=2, config={"cleanup.policy": "compact"})
+    config = {"cleanup.policy": "compact", "compaction.at.seal": False}
+    topic = log.create_topic("users", partitions=2, config=config)
     for part in range(3):
         fill(topic, 100 * part, 100 * part + 100, keys=70)
         topic.seal()

@@ -14,7 +14,7 @@ from tests.support.spark import spark_engine  # noqa: F401
 import lastword
 from lastword.compaction.spark import SparkEngine
 from lastword.log import Log
-from lastword.maintenance.verify import VerifyReport, choose_snapshots, verify
+from lastword.maintenance.verify import SealedRounds, VerifyReport, choose_snapshots, find_rounds, verify
 from lastword.record import NewRecord
 from lastword.segments.model import Segment
 from lastword.segments.table import SegmentTable
@@ -34,8 +34,10 @@ def log(tmp_path: Path, clock: ManualClock) -> Iterator[Log]:
 
 
 def check(log: Log, engine: SparkEngine, before: int | None = None) -> VerifyReport:
-    table = log._topics.load("t")
-    return verify(table, *choose_snapshots(table, before), log.topic("t").settings, engine)
+    table, topic = log._topics.load("t"), log.topic("t")
+    first, last = choose_snapshots(table, before)
+    rounds = find_rounds(first, [each.folder for each in topic.all_partitions()])
+    return verify(table, first, last, topic.settings, engine, rounds)
 
 
 def fill(log: Log, clock: ManualClock, **config: object) -> None:
@@ -75,6 +77,7 @@ def test_records_without_headers_that_are_joined_with_some_that_have_them_are_th
     assert (report.problems, report.records_after) == ((), 10)
 
 
+@pytest.mark.parametrize("at_seal", [False, True])
 @pytest.mark.parametrize(
     "config",
     [
@@ -95,12 +98,16 @@ def test_it_holds_after_compactions(
     clock: ManualClock,
     spark_engine: SparkEngine,  # noqa: F811
     config: dict[str, object],
+    at_seal: bool,
 ) -> None:
-    fill(log, clock, **config, **{"delete.retention.ms": 1000})
+    fill(log, clock, **config, **{"delete.retention.ms": 1000, "compaction.at.seal": at_seal})
     first = log.topic("t").history()[-1].id
     log.compact(asked_for=True)
     report = check(log, spark_engine)
     assert report.holds, report.problems
+    # Either way the left side is everything that was appended.
+    assert report.records_before == 900
+    assert (report.wal_records, report.unproven) == (900 if at_seal else 0, ())
     assert report.records_before - report.records_after == sum(report.gone.values()) > 0
     assert report.keys >= 39
     clock.sleep_ms(5000)
@@ -113,9 +120,11 @@ def test_it_holds_after_compactions(
         assert whole.gone["expired tombstone"] > 0
 
 
-def rewritten(table: SegmentTable, change: Callable[[pa.Table], pa.Table]) -> tuple[Segment, Segment]:
-    """The first segment, and a copy of it with changed rows, which no snapshot names yet."""
-    segment = table.plan(table.snapshot())[0]
+def rewritten(
+    table: SegmentTable, change: Callable[[pa.Table], pa.Table], index: int = 0
+) -> tuple[Segment, Segment]:
+    """A segment, and a copy of it with changed rows, which no snapshot names yet."""
+    segment = table.plan(table.snapshot())[index]
     rows = pa.Table.from_batches(list(table.read(segment)))
     with table.writer(segment.partition, segment.first_offset, "damage") as writer:
         for records in change(rows).combine_chunks().to_batches():
@@ -184,11 +193,31 @@ def test_it_finds_planted_damage(
     good = table.snapshot()
     old, new = rewritten(table, change)
     table.replace(good, [old], [new], {}, operation="compact")
-    report = verify(table, good, table.snapshot(), log.topic("t").settings, spark_engine)
+    report = verify(table, good, table.snapshot(), log.topic("t").settings, spark_engine, SealedRounds())
     assert not report.holds
     assert report.problem_count >= 1
     assert any(what in problem.what for problem in report.problems), report.problems
     assert {problem.partition for problem in report.problems} == {old.partition}
+
+
+def test_damage_of_sealing_is_found_while_the_wal_is_there(
+    log: Log,
+    clock: ManualClock,
+    spark_engine: SparkEngine,  # noqa: F811
+) -> None:
+    fill(log, clock, **{"local.retention.ms": 0})
+    assert check(log, spark_engine).holds
+    table = log._topics.load("t")
+    old, new = rewritten(table, drop_first_key, index=-1)
+    table.replace(table.snapshot(), [old], [new], {}, operation="seal")
+    report = check(log, spark_engine)
+    # The lost winner, and all that it had beaten.
+    assert (report.problem_count > 0, report.records_before) == (True, 900)
+    assert "it is gone, and it was the winner of its key" in {each.what for each in report.problems}
+    log.run_retention()
+    report = check(log, spark_engine)
+    # Nothing is left to compare with, and the report says so.
+    assert (report.problems, report.wal_records, len(report.unproven)) == ((), 0, 6)
 
 
 def test_a_record_that_came_back_is_found(
@@ -203,6 +232,6 @@ def test_a_record_that_came_back_is_found(
     log.compact(asked_for=True)
     good = table.snapshot()
     table.replace(good, table.plan(good, 0), originals, {}, operation="compact")
-    report = verify(table, good, table.snapshot(), log.topic("t").settings, spark_engine)
+    report = verify(table, good, table.snapshot(), log.topic("t").settings, spark_engine, SealedRounds())
     assert not report.holds
     assert {problem.what for problem in report.problems} == {"it was not there before"}

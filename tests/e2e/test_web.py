@@ -186,7 +186,8 @@ def test_any_small_topic_can_be_watched_and_is_really_compacted(
 
 
 def test_a_topic_is_compacted_from_its_page(browser: Browser, server: Server, api: httpx.Client) -> None:
-    topic = create(api, "many", *({"key": f"k{number % 50}", "value": "v" * 50} for number in range(5000)))
+    records = ({"key": f"k{number % 50}", "value": "v" * 50} for number in range(5000))
+    topic = create(api, "many", *records, compaction_at_seal="false")
     api.post(f"/v1/topics/{topic}/seal", json={})
     browser.open(f"{server.url}/")
     browser.click("a", topic)
@@ -263,7 +264,8 @@ def values(browser: Browser) -> list[str]:
 def test_records_of_all_partitions_are_paged_through_the_newest_first(
     browser: Browser, server: Server, api: httpx.Client
 ) -> None:
-    api.post("/v1/topics", json={"name": "paged", "partitions": 3, "config": {"cleanup.policy": "compact"}})
+    config = {"cleanup.policy": "compact", "compaction.at.seal": "false"}
+    api.post("/v1/topics", json={"name": "paged", "partitions": 3, "config": config})
     sent = [
         {
             "key": f"k{number % 9}",

@@ -42,6 +42,7 @@ def a_policy(random: Random) -> Policy:
         delete_retention_ms=random.choice([0, 5, 30]) * SECOND,
         tombstone_clock=random.choice(["compaction", "record"]),
         min_rewrite_ratio=random.choice([0.0, 0.4, 0.8]),
+        at_seal=random.random() < 0.5,
         retention_ms=random.choice([None, 30 * SECOND, 30 * SECOND]),
         hold_ms=60 * SECOND,
         hold_max_ms=random.choice([0, 30, 600]) * SECOND,

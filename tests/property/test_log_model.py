@@ -139,6 +139,7 @@ class LogMachine(RuleBasedStateMachine):
             partitions=PARTITIONS,
             config={
                 "cleanup.policy": "compact,delete",
+                "compaction.at.seal": False,
                 "compaction.strategy": strategy,
                 "retention.ms": RETENTION_MS,
                 "local.retention.ms": local_retention_ms,

@@ -157,7 +157,8 @@ class TimeTravel(RuleBasedStateMachine):
             # The first of them is not hidden if all of them are younger.
             if end > each.start and self.any_younger(each.start, each.end, time_ms):
                 return self.wal_has(each.start)
-        return end <= max(at.sealed_end, self.log_start) or self.wal_has(at.sealed_end)
+        # The end itself has to be seen.
+        return end < max(at.sealed_end, self.log_start) or self.wal_has(at.sealed_end)
 
     def can_show_offset(self, at: Positions, end: int) -> bool:
         if at.first_dirty > end:

@@ -34,7 +34,7 @@ from lastword.folder import steps
 PARTITIONS = 2
 KEYS = 30
 TOPICS = {
-    "words": {"cleanup.policy": "compact", "segment.bytes": 4000},
+    "words": {"cleanup.policy": "compact", "segment.bytes": 4000, "compaction.at.seal": False},
     "brief": {
         "cleanup.policy": "compact",
         "segment.bytes": 2500,

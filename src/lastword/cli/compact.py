@@ -87,7 +87,7 @@ def compact_topic(
     _show_report(
         session,
         report,
-        [f"Sealed {count(sealed['records'], 'record')} first."] if sealed and sealed["records"] else [],
+        [_sealed_line(sealed)] if sealed and sealed["records"] else [],
         report["nothing_to_compact"],
     )
     if report["not_sealed"] or _problems(report):
@@ -320,3 +320,8 @@ def _reasons(done: Sequence[Partition], *, with_topic: bool) -> list[str]:
 def _signed_size(size_bytes: int) -> str | None:
     """Format a size that may be negative: a rewritten file can be larger than before."""
     return f"-{size(-size_bytes)}" if size_bytes < 0 else size(size_bytes)
+
+
+def _sealed_line(sealed: dict[str, Any]) -> str:
+    left_out = f", {sealed['beaten']:,} of them superseded and left out" if sealed["beaten"] else ""
+    return f"Sealed {count(sealed['records'] + sealed['beaten'], 'record')} first{left_out}."

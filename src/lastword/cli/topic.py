@@ -275,7 +275,7 @@ def _repair_parts(plan: dict[str, Any]) -> list[Any]:
 def seal(session: Session, name: TopicArgument) -> None:
     """Seal all records that are only in the WAL.
 
-    They are committed as sealed segments. The exit code is 1 if a partition could not be sealed; the others still are.
+    They are committed as sealed segments, without those that others of them supersede (compaction.at.seal). The exit code is 1 if a partition could not be sealed; the others still are.
     """
     from lastword.operations.table import SEAL
 
@@ -291,7 +291,8 @@ def _sealed_parts(report: dict[str, Any]) -> list[Any]:
     parts: list[Any] = []
     if segments:
         parts += [
-            f"Sealed {count(report['records'], 'record')} of {topic} in {report['duration_s']:.1f} s:",
+            f"Sealed {count(report['records'] + report['beaten'], 'record')} of {topic} in {report['duration_s']:.1f} s"
+            + (f", {report['beaten']:,} of them superseded and left out:" if report["beaten"] else ":"),
             table(
                 [">partition", ">offsets", ">records", ">size"],
                 [

@@ -39,7 +39,8 @@ def verify(
     """Prove on Spark that compaction lost nothing.
 
     It compares two snapshots: every key must have the same winner, removed records must have been allowed to go, and
-    nothing else may have changed. The exit code is 1 if something is wrong. `topic history` lists the snapshots.
+    nothing else may have changed. What was compacted while it was sealed is compared with the WAL, as long as that has
+    it. The exit code is 1 if something is wrong. `topic history` lists the snapshots.
     """
     from lastword.operations.table import VERIFY
 
@@ -57,6 +58,7 @@ def _parts(report: dict[str, Any]) -> list[Any]:
             [
                 ("topic", report["topic"]),
                 ("before", _snapshot_text(report["before"])),
+                *([("", f"{report['wal_records']:,} of them from the WAL")] if report["wal_records"] else []),
                 ("after", _snapshot_text(report["after"])),
                 ("keys", f"{report['keys']:,}"),
             ]
@@ -74,6 +76,15 @@ def _parts(report: dict[str, Any]) -> list[Any]:
         ]
     else:
         parts += ["No record was removed.", ""]
+    if report["unproven"]:
+        spans = ", ".join(
+            f"{each['first_offset']} to {each['last_offset']} of partition {each['partition']}"
+            for each in report["unproven"]
+        )
+        parts += [
+            f"Not compared: the sealing of offsets {spans}. Their WAL files are gone, or Spark can't read them.",
+            "",
+        ]
     if report["holds"]:
         return [*parts, styled("Nothing was lost.", "bold green")]
     parts += [

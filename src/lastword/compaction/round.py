@@ -20,7 +20,6 @@ class Round:
     They compete only with each other: a record that none of them beats is written, whatever its age.
     """
 
-    topic: str
     partition: int
     files: tuple[RolledFile, ...]
     target: SegmentFiles

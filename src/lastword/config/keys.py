@@ -148,7 +148,7 @@ TOPIC_SETTINGS: tuple[Setting, ...] = (
     Setting(
         "compaction.at.seal",
         Switch(),
-        "false",
+        "true",
         "on compacted topics, of records that are sealed together only those are written that no other of them "
         "supersedes. Records that `min.compaction.lag.ms` holds back are always written",
     ),

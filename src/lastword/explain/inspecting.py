@@ -1,7 +1,8 @@
 """A partition as the next run will find it: its sealed segments, and the rest of the WAL as segments too.
 
 The code that seals writes the segments that sealing would write, but to a scratch folder that nobody else sees. So
-the plan, its sizes and the walk over the keys are those of the run itself, and memory is bounded in the same way.
+the plan, its sizes and the walk over the keys are those of the run itself, and memory is bounded in the same way. Files
+that are compacted while they are sealed are written twice: whole, for what can be asked about, and as sealing leaves them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from lastword.compaction.engine import carry_out_round
+from lastword.compaction.round import RoundDone
 from lastword.config import TopicSettings
 from lastword.errors import CorruptError
 from lastword.explain.model import PlaceKind, RecordLocation
@@ -52,6 +55,10 @@ class InspectedPartition:
     now: Positions
     segments: tuple[PlacedSegment, ...]
     log_end: int
+    rounds: tuple[tuple[Segment, ...], ...] = ()
+    """Of `segments` those that are compacted together while they are sealed."""
+    found_by_run: tuple[Segment, ...] = ()
+    """The segments that the run finds: as `sealed`, without the records that are left out when they are sealed."""
     problem: str | None = None
 
     @property
@@ -72,6 +79,7 @@ def inspect_partition(
     *,
     settings: TopicSettings,
     sealing: Sealing,
+    round_memory_bytes: int,
     first_append_ms: int | None,
     now_ms: int,
 ) -> InspectedPartition:
@@ -88,6 +96,9 @@ def inspect_partition(
     files, log_end = _files(wal_folder, now_ms)
     sealed_end = at.sealed_end
     problem = None
+    sealed = [each.segment for each in found]
+    to_seal: list[RolledFile] = []
+    whole: dict[int, Segment] = {}
     try:
         for todo in tiering.propose(partition, wal_folder, files, at):
             is_active = todo.file.seq == files[-2].seq and todo.end_offset == files[-1].first_offset
@@ -96,10 +107,12 @@ def inspect_partition(
             )
             is_rolled = not is_active or rolls_ms <= now_ms
             is_sealed = sealing == "all" or (sealing == "due" and is_rolled)
+            segment = _seal_to(scratch, todo)
             if is_sealed:
                 sealed_end = todo.end_offset
-            segment = _seal_to(scratch, todo)
+                to_seal.append(todo)
             if segment is not None:
+                whole[todo.file.seq] = segment
                 kind: PlaceKind = "wal active" if is_active else "wal rolled"
                 found.append(
                     PlacedSegment(
@@ -111,11 +124,22 @@ def inspect_partition(
                 )
     except CorruptError as error:
         problem = str(error)
+    rounds: list[tuple[Segment, ...]] = []
+    together, rest = tiering.rounds_of(to_seal, settings, now_ms)
+    for own in together:
+        before = tuple(whole[each.file.seq] for each in own if each.file.seq in whole)
+        after = _compact_to(scratch, own, settings, round_memory_bytes)
+        sealed += before if after is None else after
+        if after is not None:
+            rounds.append(before)
+    sealed += [whole[each.file.seq] for each in rest if each.file.seq in whole]
     return InspectedPartition(
         positions=replace(at, sealed_end=sealed_end),
         now=at,
         segments=tuple(found),
         log_end=max(at.sealed_end, at.log_start, log_end),
+        rounds=tuple(rounds),
+        found_by_run=tuple(sealed),
         problem=problem,
     )
 
@@ -163,3 +187,14 @@ def _seal_to(scratch: SegmentFiles, todo: RolledFile) -> Segment | None:
         for records in todo.records():
             writer.write(records)
         return writer.close()
+
+
+def _compact_to(
+    scratch: SegmentFiles, files: tuple[RolledFile, ...], settings: TopicSettings, memory_bytes: int
+) -> tuple[Segment, ...] | None:
+    """Return the segments that a round of sealing would write; None if it would seal the files as they are."""
+    unit = tiering.round_of(
+        files, settings, scratch, codec="zstd", job_id=_SCRATCH_JOB, memory_bytes=memory_bytes
+    )
+    done = carry_out_round(unit)
+    return done.segments if isinstance(done, RoundDone) else None

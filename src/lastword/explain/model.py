@@ -68,6 +68,8 @@ class Verdict:
     """When the wait is over, if known."""
     readers: tuple[ReaderPosition, ...] = ()
     """The readers that have not read it, if it waits for readers."""
+    at_seal: bool = False
+    """It goes when it is sealed, whether or not there is a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,6 +24,8 @@ from lastword.compaction import rules as rule
 from lastword.compaction.plan import Assessment, PartitionPlan
 from lastword.compaction.planned import unit_of
 from lastword.compaction.request import Scope
+from lastword.compaction.rules import Rules
+from lastword.compaction.strategy import strategy_of
 from lastword.compaction.survivors import milliseconds
 from lastword.compaction.target import PartitionFacts, Target, assess
 from lastword.compaction.unit import Unit
@@ -75,6 +78,8 @@ class Known:
     settings: TopicSettings
     wal_folder: Path
     facts: PartitionFacts
+    round_memory_bytes: int
+    """The memory that a round of sealing may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,7 @@ def _explain(
         scratch,
         settings=settings,
         sealing=question.sealing,
+        round_memory_bytes=known.round_memory_bytes,
         first_append_ms=known.facts.first_append_ms,
         now_ms=now_ms,
     )
@@ -152,18 +158,18 @@ def _explain(
     )
     after_sealing = replace(snapshot, positions=positions)
 
-    def look(scope: Scope) -> Assessment:
+    def look(scope: Scope, segments: Sequence[Segment]) -> Assessment:
         (found,) = assess(
             target,
             replace(scope, partitions=(partition,)),
             now_ms=now_ms,
             snapshot=after_sealing,
-            segments=inspected.sealed,
+            segments=segments,
         )
         return found
 
-    plan = look(Scope(asked_for=True, force=True)).plan
-    assessed = look(question.scope)
+    plan = look(Scope(asked_for=True, force=True), inspected.sealed).plan
+    assessed = look(question.scope, inspected.found_by_run)
     due = assessed.plan
     rows, next_offset = _choose(table.files, inspected, question)
     run = RunFacts(
@@ -282,6 +288,7 @@ def _verdicts(
         unit = unit_of(plan, settings, files, job_id="explain")
         found = contest(_narrowed(unit, rows), chosen, keys if plan.keyed else [])
     last = _last_winners(files, inspected, rows, run, keys, found)
+    left_out = _left_out_at_seal(files, inspected, rows, run, keys, chosen)
     ready = _Ready(inspected, settings)
     counted: dict[str, int] = {}
     for each in rows:
@@ -301,6 +308,7 @@ def _verdicts(
             is_sealed=each.segment.is_sealed,
             seals_ms=each.segment.seals_ms,
             compactable_ms=ready.segment_ms(each.offset),
+            beaten_at_seal=left_out.get(each.offset),
             segment_max_timestamp_ms=each.segment.segment.max_timestamp_ms,
         )
         decided = verdict(facts, run)
@@ -350,30 +358,68 @@ def _last_winners(
         return {}
     if plan is not None and len(plan.segments) == len(inspected.segments):
         return found.winners
-    at = inspected.positions
-    everything = PartitionPlan(
+    rules = rule.rules_for(
+        settings,
+        inspected.positions,
+        compactable_end=inspected.log_end,
+        all_compactable=True,
+        seen=(run.now_ms, inspected.log_end),
+        hold=run.hold,
+        now_ms=run.now_ms,
+    )
+    unit = _unit_over(files, inspected, inspected.all, rules, run)
+    return contest(_narrowed(unit, rows), {}, keys).winners
+
+
+def _left_out_at_seal(
+    files: SegmentFiles,
+    inspected: InspectedPartition,
+    rows: Sequence[_Row],
+    run: RunFacts,
+    keys: Sequence[bytes],
+    chosen: Mapping[str, npt.NDArray[np.int64]],
+) -> dict[int, int]:
+    """Return the rows that are left out when they are sealed, each with the offset that beats it."""
+    strategy = strategy_of(run.settings)
+    rules = Rules(strategy=strategy, log_start=run.log_start, expiring=(), retention_before_ms=None)
+    by_path: dict[str, list[_Row]] = {}
+    for each in rows:
+        by_path.setdefault(each.segment.segment.path, []).append(each)
+    beaten: dict[int, int] = {}
+    for segments in inspected.rounds:
+        own = {each.path: chosen[each.path] for each in segments if each.path in chosen}
+        if not own:
+            continue
+        found = contest(_unit_over(files, inspected, segments, rules, run), own, keys)
+        for path in own:
+            for row, won in zip(by_path[path], found.won[path], strict=True):
+                if not won and row.key is not None and row.offset >= run.log_start:
+                    beaten[row.offset] = found.winners[row.key]
+    return beaten
+
+
+def _unit_over(
+    files: SegmentFiles,
+    inspected: InspectedPartition,
+    segments: Sequence[Segment],
+    rules: Rules,
+    run: RunFacts,
+) -> Unit:
+    """Return the work of a run over some segments, by some rules."""
+    plan = PartitionPlan(
         topic="",
-        partition=inspected.segments[0].segment.partition,
+        partition=segments[0].partition,
         reason="asked for",
         dirty_ratio=0.0,
-        positions=at,
-        segments=inspected.all,
+        positions=inspected.positions,
+        segments=tuple(segments),
         compactable_end=inspected.log_end,
         seen=(run.now_ms, inspected.log_end),
-        rules=rule.rules_for(
-            settings,
-            at,
-            compactable_end=inspected.log_end,
-            all_compactable=True,
-            seen=(run.now_ms, inspected.log_end),
-            hold=run.hold,
-            now_ms=run.now_ms,
-        ),
+        rules=rules,
         keyed=True,
         now_ms=run.now_ms,
     )
-    unit = unit_of(everything, settings, files, job_id="explain")
-    return contest(_narrowed(unit, rows), {}, keys).winners
+    return unit_of(plan, run.settings, files, job_id="explain")
 
 
 class _Ready:

@@ -41,6 +41,8 @@ class Facts:
     compactable_ms: int | None = None
     """The time from which its segment may be compacted."""
     segment_max_timestamp_ms: int = 0
+    beaten_at_seal: int | None = None
+    """The record that beats it when both are sealed, before the run."""
 
     @property
     def is_tombstone(self) -> bool:
@@ -63,6 +65,8 @@ class RunFacts:
 
 
 def verdict(record: Facts, run: RunFacts) -> Verdict:
+    if record.beaten_at_seal is not None:
+        return Verdict(goes=True, rule="beaten", beaten_by=record.beaten_at_seal, at_seal=True)
     found = (
         _in_run(record, run, run.plan) if record.in_run and run.plan is not None else _left_out(record, run)
     )

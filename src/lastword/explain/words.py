@@ -16,6 +16,8 @@ def reason(verdict: Verdict, settings: TopicSettings, *, is_tombstone: bool) -> 
             said = "below the log start: it has been deleted"
         case "beaten":
             said = f"beaten by offset {verdict.beaten_by}, {strategy.beats}"
+            if verdict.at_seal:
+                said += ", when both are sealed"
             if is_tombstone and strategy.order == "oldest":
                 said += "; a tombstone behind an older record has no effect"
         case "expired tombstone":

@@ -99,6 +99,15 @@ def load_intent(path: Path) -> Intent | None:
     )
 
 
+def is_erasing(data_folder: Path, topic_id: str) -> bool:
+    """Return whether records of a topic are still to be erased from its files. They must beat no others."""
+    try:
+        intent = load_intent(_path(data_folder, topic_id))
+    except CorruptError:
+        return True
+    return intent is not None and intent.held is None
+
+
 def _intent_from(saved: dict[str, Any]) -> Intent:
     return Intent(
         topic=str(saved["topic"]),

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from lastword.compaction.plan import PartitionPlan, urgency
 from lastword.compaction.reports import CompactionFailure, CompactionReport
 from lastword.compaction.request import CompactionRequest, Scope
+from lastword.compaction.strategy import strategy_of
 from lastword.config import check_not_internal
 from lastword.errors import InvalidError, LastwordError, UnknownTopicError
-from lastword.folder import identity, leases
+from lastword.folder import identity, intents, leases
 from lastword.folder.locks import Role, RoleLock
 from lastword.log import staging
 from lastword.log.context import LogContext
@@ -224,6 +225,11 @@ class MaintainedLog:
         bytes done, total bytes. `stop` is checked between commits. Failures are in the report's `failures`.
         """
         self._topics.check_open()
+        names = (
+            self._topics.own_names() if topics is None else [self._topics.get(name).name for name in topics]
+        )
+        if any(self._waits_for_erasure(name) for name in names):
+            self._erasures.finish()
         with self.maintenance(Lane.CLEAN):
             request = CompactionRequest(
                 partitions=None if partitions is None else tuple(partitions),
@@ -234,11 +240,6 @@ class MaintainedLog:
                 begin=begin,
                 progress=progress,
                 stop=stop,
-            )
-            names = (
-                self._topics.own_names()
-                if topics is None
-                else [self._topics.get(name).name for name in topics]
             )
             return self._compact(names, request, seal=seal)
 
@@ -254,9 +255,14 @@ class MaintainedLog:
                 for partition, why in sealed.problems
             ]
             names = [name for name in names if name not in unsealed]
+        waiting = [name for name in names if self._waits_for_erasure(name)]
+        names = [name for name in names if name not in waiting]
         ids = self._topics.visit(lambda name: self._topics.get(name).id.hex, names).found
         report = self.compaction.run(names, request)
-        failed = [(name, str(error)) for name, error in unsealed.items()]
+        failed = [
+            *((name, str(error)) for name, error in unsealed.items()),
+            *((name, "an erasure of keys could not be finished; the worker resumes it") for name in waiting),
+        ]
         failing = {topic for topic, _ in report.failed_topics} | {each.topic for each in report.problems}
         # A topic that was deleted meanwhile, and perhaps recreated, has nothing left that could fail.
         gone = {name for name in failing & set(ids) if not self._topics.has(name, ids[name])}
@@ -265,6 +271,18 @@ class MaintainedLog:
             partitions=tuple(each for each in report.partitions if each.topic not in gone),
             failed_topics=(*failed, *(each for each in report.failed_topics if each[0] not in gone)),
             not_sealed=tuple(not_sealed),
+        )
+
+    def _waits_for_erasure(self, name: str) -> bool:
+        """Return whether compacting a topic could let records that are to be erased beat records that stay."""
+        found = self._topics.visit(
+            lambda each: (self._topics.get(each).id.hex, self._topics.get(each).settings), [name]
+        ).found
+        return any(
+            settings.compacts
+            and strategy_of(settings).order != "newest"
+            and intents.is_erasing(self._data_folder, topic_id)
+            for topic_id, settings in found.values()
         )
 
     def measure(self) -> None:
@@ -282,16 +300,16 @@ class MaintainedLog:
             logger.warning("%s can't be measured: %s", name, error)
 
     def verify(self, topic: str, *, before: int | None = None, after: int | None = None) -> VerifyReport:
-        """Prove on Spark, from two snapshots, that compaction lost nothing.
+        """Prove on Spark, from two snapshots, that compaction lost nothing, nor did sealing where the WAL is there.
 
         By default they are the snapshots before and after the last compaction. Spark is used whatever the
         compaction service is.
         """
         from lastword.compaction.spark import SparkEngine
-        from lastword.maintenance.verify import choose_snapshots, verify
+        from lastword.maintenance.verify import choose_snapshots, find_rounds, verify
 
         self._topics.check_open()
-        table = self._topics.load(topic)
+        found, table = self._topics.get(topic), self._topics.load(topic)
         first, last = choose_snapshots(table, before, after)
         engine, is_shared = self.compaction.spark_engine()
         assert isinstance(engine, SparkEngine)
@@ -303,7 +321,8 @@ class MaintainedLog:
                             topic_id=snapshot.topic.id.hex, job="verify", snapshot_id=snapshot.id
                         )
                     )
-                return verify(table, first, last, self._topics.get(topic).settings, engine)
+                rounds = find_rounds(first, [each.folder for each in found.all_partitions()])
+                return verify(table, first, last, found.settings, engine, rounds)
         finally:
             if not is_shared:
                 engine.close()

@@ -254,6 +254,7 @@ class ReadableTopic:
 
         own = self.partition(partition)
         return Known(
+            round_memory_bytes=self._config.compaction_task_memory_bytes,
             topic=self.name,
             settings=self._settings,
             wal_folder=own.folder,

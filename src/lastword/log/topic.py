@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lastword.config import check_not_internal, is_internal
 from lastword.errors import ClosedError, LastwordError, NotOwnerError, OffsetOutOfRangeError, UnavailableError
+from lastword.folder.intents import is_erasing
 from lastword.log.appendable import AppendableTopic
 from lastword.log.context import LogContext
 from lastword.log.partition import Partition
@@ -149,8 +150,9 @@ class Topic(AppendableTopic):
     def _rounds(self) -> RoundSettings | None:
         if not (self._settings.compacts and self._settings.compaction_at_seal):
             return None
+        if is_erasing(self._context.data_folder, self.id.hex):
+            return None
         return RoundSettings(
-            settings=self._settings,
             settings_of=lambda info: self._config.resolve(info.name, info.config),
             run=self._run_rounds,
             memory_bytes=self._config.compaction_task_memory_bytes,

@@ -33,7 +33,7 @@ from lastword.clock import monotonic_s, new_uuid
 from lastword.compaction.round import Round, RoundDamaged, RoundDone
 from lastword.compaction.strategy import has_same_rules, strategy_of
 from lastword.config import TopicSettings
-from lastword.errors import CorruptError
+from lastword.errors import CorruptError, UnavailableError
 from lastword.folder.leases import HeldLease, LeaseKeeper
 from lastword.folder.steps import reached
 from lastword.segments.model import (
@@ -53,6 +53,7 @@ from lastword.wal.files import WalFile
 from lastword.wal.rolled import RolledFile
 
 if TYPE_CHECKING:
+    from lastword.segments.parquet import SegmentFiles
     from lastword.segments.table import SegmentTable
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,6 @@ class SealReport(SegmentTotals):
 class RoundSettings:
     """How the rolled files of a compacted topic are put together to rounds, and how these are carried out."""
 
-    settings: TopicSettings
     settings_of: Callable[[TopicInfo], TopicSettings]
     """Returns the settings of the topic as a snapshot has it."""
     run: RunRounds
@@ -166,6 +166,30 @@ def rounds_of(
     return rounds, []
 
 
+def round_of(
+    files: tuple[RolledFile, ...],
+    settings: TopicSettings,
+    target: SegmentFiles,
+    *,
+    codec: Codec,
+    job_id: str,
+    memory_bytes: int,
+) -> Round:
+    """Return the work of a round. `target` are the files that it writes."""
+    return Round(
+        partition=files[0].partition,
+        files=files,
+        target=target,
+        strategy=strategy_of(settings),
+        merge_bytes=settings.segment_bytes,
+        merge_span_ms=settings.segment_ms if settings.deletes else None,
+        codec=codec,
+        job_id=job_id,
+        seed=new_uuid().int & (2**64 - 1),
+        memory_bytes=memory_bytes,
+    )
+
+
 def _is_held_back(file: RolledFile, settings: TopicSettings, now_ms: int) -> bool:
     if settings.min_compaction_lag_ms == 0:
         return False
@@ -198,6 +222,10 @@ def seal(
         report = sealer.run()
         if not sealer.is_overtaken:
             break
+    else:
+        raise UnavailableError(
+            f"Topic {report.topic!r} was not sealed: its settings or its log start changed each time. Try again."
+        )
     metrics.SEGMENTS_SEALED.labels(report.topic).inc(len(report.segments))
     metrics.BYTES_SEALED.labels(report.topic).inc(report.size_bytes)
     return replace(report, duration_s=monotonic_s() - started_s)
@@ -226,6 +254,7 @@ class _Sealer:
         self._report = replace(report, problems=())
         self._topic = report.topic
         self._snapshot = table.snapshot()
+        self._settings = None if rounds is None else rounds.settings_of(self._snapshot.topic)
         self._epochs: dict[int, tuple[tuple[int, int], ...]] = {}
         self._problems: dict[int, str] = {}
         self._damaged: dict[int, int] = {}
@@ -275,16 +304,16 @@ class _Sealer:
 
     def _seal_rounds(self, lease: HeldLease) -> list[list[RolledFile]]:
         """Seal in rounds what can be. Return the files of each partition that are left to be sealed as they are."""
-        assert self._rounds is not None
+        assert self._rounds is not None and self._settings is not None
         waiting: list[deque[tuple[RolledFile, ...]]] = []
         plain: list[list[RolledFile]] = []
         for own in self._todo:
-            rounds, rest = rounds_of(own, self._rounds.settings, self._rounds.now_ms)
+            rounds, rest = rounds_of(own, self._settings, self._rounds.now_ms)
             waiting.append(deque(rounds))
             plain.append(rest)
         while any(waiting) and not self._stop():
             wave = [own.popleft() for own in waiting if own]
-            results = self._rounds.run([self._unit(files, lease.id) for files in wave])
+            results = self._rounds.run([self._round(files, lease.id) for files in wave])
             for files, result in zip(wave, results, strict=True):
                 partition = files[0].partition
                 if isinstance(result, RoundDone):
@@ -303,20 +332,14 @@ class _Sealer:
                     waiting[partition].clear()
         return [] if any(waiting) else plain
 
-    def _unit(self, files: tuple[RolledFile, ...], job_id: str) -> Round:
-        assert self._rounds is not None
-        settings = self._rounds.settings
-        return Round(
-            topic=self._topic,
-            partition=files[0].partition,
-            files=files,
-            target=self._table.files,
-            strategy=strategy_of(settings),
-            merge_bytes=settings.segment_bytes,
-            merge_span_ms=settings.segment_ms if settings.deletes else None,
+    def _round(self, files: tuple[RolledFile, ...], job_id: str) -> Round:
+        assert self._rounds is not None and self._settings is not None
+        return round_of(
+            files,
+            self._settings,
+            self._table.files,
             codec=self._codec,
             job_id=job_id,
-            seed=new_uuid().int & (2**64 - 1),
             memory_bytes=self._rounds.memory_bytes,
         )
 
@@ -399,10 +422,10 @@ class _Sealer:
 
     def _fits(self, sealed: _Sealed, base: Snapshot) -> bool:
         """Return whether the records of a round still compete as they did when it was planned."""
-        if sealed.round is None or self._rounds is None:
+        if sealed.round is None or self._rounds is None or self._settings is None:
             return True
         return base.positions[sealed.partition].log_start == sealed.files[0].log_start and has_same_rules(
-            self._rounds.settings, self._rounds.settings_of(base.topic)
+            self._settings, self._rounds.settings_of(base.topic)
         )
 
     def _moved(self, now: Positions, sealed: _Sealed) -> Positions:

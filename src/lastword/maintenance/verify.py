@@ -7,12 +7,17 @@ The proof holds if no record appeared below the earlier sealed end, no record ch
 record was superseded by one that is there (or that was itself allowed to go), or is a tombstone that had expired, or
 had outlived retention.ms, or lies below the log start. So every key has the same winner, unless the rules removed it.
 Everything else is a problem, reported with its partition and offset.
+
+Ranges that were compacted while they were sealed, and that no run had passed at the earlier snapshot, are read from the
+WAL instead of that snapshot: so the proof includes the sealing. Where their WAL files are gone, or Spark does not reach
+them, the snapshot itself is compared, and the report says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,10 +32,13 @@ from lastword.compaction.spark import SparkEngine
 from lastword.compaction.spark_session import collect, message, spark_errors
 from lastword.compaction.strategy import strategy_of
 from lastword.config import TopicSettings
-from lastword.errors import InvalidError, LastwordError, UnavailableError
+from lastword.errors import CorruptError, InvalidError, LastwordError, UnavailableError
+from lastword.maintenance import tiering
 from lastword.segments.model import Deadline, Positions, Segment, Snapshot
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment
+from lastword.wal import checkpoint as checkpoints
+from lastword.wal.rolled import RolledFile
 
 if TYPE_CHECKING:
     from lastword.segments.table import SegmentTable
@@ -63,6 +71,10 @@ class VerifyReport:
     records_before: int
     records_after: int
     keys: int
+    wal_records: int = 0
+    """Of `records_before`, those that were read from the WAL: their sealing is part of the proof."""
+    unproven: tuple[tuple[int, int, int], ...] = ()
+    """Partition, first and last offset of the ranges whose sealing is not part of it."""
     gone: Mapping[str, int] = field(default_factory=dict)
     """The number of removed records, by the rule that removed them."""
     problems: tuple[Problem, ...] = ()
@@ -73,10 +85,46 @@ class VerifyReport:
         return self.problem_count == 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedRounds:
+    """The WAL files of ranges that were compacted while they were sealed, and the ranges whose files are gone."""
+
+    files: tuple[RolledFile, ...] = ()
+    unproven: tuple[tuple[int, int, int], ...] = ()
+
+    def ranges(self, partition: int) -> list[tuple[int, int]]:
+        """Return the offsets [start, end) of a partition that are read from the WAL."""
+        return [(each.from_offset, each.end_offset) for each in self.files if each.partition == partition]
+
+
+def find_rounds(before: Snapshot, folders: Sequence[Path]) -> SealedRounds:
+    """Look for the WAL files of what had been compacted while it was sealed. `folders` are those of the partitions."""
+    files: list[RolledFile] = []
+    unproven: list[tuple[int, int, int]] = []
+    for partition, at in enumerate(before.positions):
+        saved = checkpoints.load_writer(folders[partition]) if at.rounds else None
+        left = checkpoints.left_files(folders[partition], saved) if saved is not None else ()
+        for each in at.rounds:
+            at_round = replace(at, sealed_end=each.start, log_start=min(at.log_start, each.start))
+            try:
+                found = tiering.propose(partition, folders[partition], left, at_round)
+            except CorruptError:
+                found = []
+            own = [file for file in found if file.end_offset <= each.end]
+            if own and own[-1].end_offset == each.end:
+                files += own
+            else:
+                unproven.append((partition, each.start, each.end - 1))
+    return SealedRounds(files=tuple(files), unproven=tuple(unproven))
+
+
 def choose_snapshots(
     table: SegmentTable, before_id: int | None = None, after_id: int | None = None
 ) -> tuple[Snapshot, Snapshot]:
-    """Return the two snapshots to compare: the ones given, else those around the last compaction."""
+    """Return the two snapshots to compare: the ones given, else those around the last compaction.
+
+    If there was none, but records were left out when they were sealed, it is the newest snapshot, twice.
+    """
     history = table.history()
     known = {snapshot.id: snapshot for snapshot in history}
     for wanted in (before_id, after_id):
@@ -100,6 +148,8 @@ def choose_snapshots(
                 if each.id == after.id or (job and each.details.get(JOB_DETAIL) == job)
             )
             before_id = first.parent_id
+        elif any(at.rounds for at in history[-1].positions):
+            return history[-1], history[-1]
         else:
             raise InvalidError(
                 "None of the retained snapshots (snapshot.retention.ms) is a compaction, so there is nothing to "
@@ -114,11 +164,23 @@ def choose_snapshots(
 
 
 def verify(
-    table: SegmentTable, before: Snapshot, after: Snapshot, settings: TopicSettings, engine: SparkEngine
+    table: SegmentTable,
+    before: Snapshot,
+    after: Snapshot,
+    settings: TopicSettings,
+    engine: SparkEngine,
+    rounds: SealedRounds,
 ) -> VerifyReport:
-    """Compare two snapshots of a topic on Spark."""
+    """Compare two snapshots of a topic on Spark. `rounds` are read from the WAL instead of the earlier one."""
+    if not engine.reaches_local_files:
+        unread = tuple(
+            (partition, start, end - 1)
+            for partition in range(len(before.positions))
+            for start, end in rounds.ranges(partition)
+        )
+        rounds = SealedRounds(unproven=tuple(sorted((*rounds.unproven, *unread))))
     try:
-        return _Comparison(table, before, after, settings, engine).run()
+        return _Comparison(table, before, after, settings, engine, rounds).run()
     except LastwordError:
         raise
     except spark_errors() as error:
@@ -133,8 +195,10 @@ class _Comparison:
         after: Snapshot,
         settings: TopicSettings,
         engine: SparkEngine,
+        rounds: SealedRounds,
     ) -> None:
         self._before, self._after = before, after
+        self._rounds = rounds
         self._settings = settings
         self._spark = engine.session()
         self._parallel = engine.parallel
@@ -146,7 +210,7 @@ class _Comparison:
     def run(self) -> VerifyReport:
         from pyspark.sql import functions as sql
 
-        before, after = self._rows(self._sides[0]), self._rows(self._sides[1])
+        before, after = self._rows(self._sides[0], self._rounds), self._rows(self._sides[1], SealedRounds())
         both = before.alias("b").join(after.alias("a"), ["partition", "offset"], "full_outer")
         compared = both.join(sql.broadcast(self._positions()), "partition").select(
             "partition",
@@ -169,7 +233,12 @@ class _Comparison:
         judged = self._judged(compared.withColumn("may_go", self._may_go()))
         # One pass counts everything. A second pass fetches examples only if there are problems.
         counts = collect(
-            judged.groupBy("kind", "what").agg(sql.count("*").alias("n"), sql.sum("wins").alias("keys"))
+            judged.groupBy("kind", "what").agg(
+                sql.count("*").alias("n"),
+                sql.sum("wins").alias("keys"),
+                sql.sum(sql.col("was").cast("int")).alias("before"),
+                sql.sum((sql.col("was") & sql.col("from_wal")).cast("int")).alias("wal"),
+            )
         )
         gone = {each["what"]: each["n"] for each in counts if each["kind"] == "gone"}
         problem_count = sum(each["n"] for each in counts if each["kind"] == "problem")
@@ -182,9 +251,11 @@ class _Comparison:
             topic=self._after.topic.name,
             before=self._before,
             after=self._after,
-            records_before=sum(segment.records for segment in self._sides[0]),
+            records_before=sum(each["before"] for each in counts),
             records_after=sum(segment.records for segment in self._sides[1]),
             keys=sum(each["keys"] for each in counts),
+            wal_records=sum(each["wal"] for each in counts),
+            unproven=self._rounds.unproven,
             gone=gone,
             problems=tuple(
                 Problem(
@@ -237,17 +308,31 @@ class _Comparison:
             "partition",
             "offset",
             "key",
+            "was",
+            self._from_wal().alias("from_wal"),
             kind.alias("kind"),
             sql.coalesce(problem, sql.when(~col("is"), gone)).alias("what"),
             sql.coalesce(wins, sql.lit(False)).cast("int").alias("wins"),
         )
 
-    def _rows(self, segments: Sequence[Segment]) -> Any:
-        if not segments:
+    def _rows(self, segments: Sequence[Segment], rounds: SealedRounds) -> Any:
+        parts: list[Segment | RolledFile] = [*segments, *rounds.files]
+        if not parts:
             return self._spark.createDataFrame([], _SCHEMA)
-        return self._spark.range(0, len(segments), 1, min(len(segments), self._parallel * 4)).mapInArrow(
-            _read_rows(self._files, list(segments), self._settings, self._seeds), _SCHEMA
+        return self._spark.range(0, len(parts), 1, min(len(parts), self._parallel * 4)).mapInArrow(
+            _read_rows(self._files, parts, rounds, self._settings, self._seeds), _SCHEMA
         )
+
+    def _from_wal(self) -> Any:
+        """Return whether the earlier side of a record was read from the WAL."""
+        from pyspark.sql import functions as sql
+
+        found = sql.lit(False)
+        for partition in range(len(self._before.positions)):
+            for start, end in self._rounds.ranges(partition):
+                inside = (sql.col("offset") >= start) & (sql.col("offset") < end)
+                found = found | ((sql.col("partition") == partition) & inside)
+        return found
 
     def _positions(self) -> Any:
         return self._spark.createDataFrame(
@@ -309,21 +394,42 @@ class _Comparison:
 
 
 def _read_rows(
-    files: SegmentFiles, segments: list[Segment], settings: TopicSettings, seeds: tuple[int, int]
+    files: SegmentFiles,
+    parts: Sequence[Segment | RolledFile],
+    rounds: SealedRounds,
+    settings: TopicSettings,
+    seeds: tuple[int, int],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def rows_of(part: Segment | RolledFile) -> Iterator[pa.Table]:
+        if isinstance(part, RolledFile):
+            yield from (pa.Table.from_batches([each]) for each in part.records())
+            return
+        with RawSegment(files, part) as raw:
+            for group in raw.row_groups:
+                yield raw.rows(group)
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                segment = segments[number]
-                with RawSegment(files, segment) as raw:
-                    last_offset = -1
-                    for group in raw.row_groups:
-                        rows = raw.rows(group)
-                        found = _row_batch(rows, segment.partition, settings, seeds, last_offset)
-                        last_offset = rows.column("offset")[-1].as_py()
-                        yield found
+                part = parts[number]
+                last_offset = -1
+                for rows in rows_of(part):
+                    found = _row_batch(rows, part.partition, settings, seeds, last_offset)
+                    last_offset = rows.column("offset")[-1].as_py()
+                    if not isinstance(part, RolledFile):
+                        found = _without(found, rounds.ranges(part.partition))
+                    yield found
 
     return run
+
+
+def _without(rows: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    """Return the rows whose offsets are in none of some ranges."""
+    offsets = rows.column("offset").to_numpy()
+    outside = np.ones(len(offsets), np.bool_)
+    for start, end in ranges:
+        outside &= (offsets < start) | (offsets >= end)
+    return rows if outside.all() else rows.filter(pa.array(outside))
 
 
 def _row_batch(

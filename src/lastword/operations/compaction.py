@@ -82,7 +82,13 @@ def compact_topic(
     problems = sealed.problems if sealed is not None else ()
     return {
         "topic": name,
-        "sealed": None if sealed is None else {"records": sealed.records, "bytes": sealed.size_bytes},
+        "sealed": None
+        if sealed is None
+        else {
+            "records": sealed.records,
+            "beaten": sealed.beaten,
+            "bytes": sealed.size_bytes,
+        },
         "not_sealed": [{"partition": each, "problem": why} for each, why in problems],
         "nothing_to_compact": None
         if report.partitions or report.failures
@@ -117,6 +123,11 @@ def verify(log: Log, name: str, *, before: int | None = None, after: int | None 
         "before": _snapshot_data(report.before, report.records_before),
         "after": _snapshot_data(report.after, report.records_after),
         "keys": report.keys,
+        "wal_records": report.wal_records,
+        "unproven": [
+            {"partition": partition, "first_offset": first, "last_offset": last}
+            for partition, first, last in report.unproven
+        ],
         "gone": dict(report.gone),
         "problem_count": report.problem_count,
         "problems": [

@@ -139,6 +139,7 @@ def seal(log: Log, name: str, *, progress: OnProgress = no_progress) -> Json:
         "topic": report.topic,
         "segments": [asdict(each) for each in report.segments],
         "records": report.records,
+        "beaten": report.beaten,
         "size_bytes": report.size_bytes,
         "wal_files": report.files,
         "wal_bytes": report.wal_bytes,

@@ -57,7 +57,10 @@ def test_a_compaction_that_fails_is_said_by_the_row_and_by_the_topics_own_page(
 
 
 def test_a_row_says_what_a_topic_has_and_what_is_due(log: Log) -> None:
-    topic = log.create_topic("t", config={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"})
+    topic = log.create_topic(
+        "t",
+        config={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "compaction.at.seal": False},
+    )
     log.create_topic("d")
     topic.append_many(NewRecord(key=b"%d" % (number % 10), value=b"v") for number in range(100))
     topic.seal()
@@ -174,7 +177,7 @@ def test_ids_of_snapshots_are_text_wherever_json_is_made(log: Log) -> None:
 
 
 def test_snapshots_are_text_and_tell_what_a_run_did(log: Log) -> None:
-    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic = log.create_topic("t", config={"cleanup.policy": "compact", "compaction.at.seal": False})
     topic.append("a", "1")
     topic.append("a", "2")
     log.compact(["t"], seal=True, asked_for=True)

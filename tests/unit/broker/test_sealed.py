@@ -153,7 +153,7 @@ def test_a_commit_that_may_remove_records_drops_what_is_cached(log: Log, change:
 
 def test_a_commit_drops_what_is_about_to_be_read_ahead(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealed, "CHUNK_BYTES", 2000)
-    topic = filled(log, 300, {"cleanup.policy": "compact"}, size=100)
+    topic = filled(log, 300, {"cleanup.policy": "compact", "compaction.at.seal": False}, size=100)
 
     async def run() -> None:
         data = SealedData(1 << 20)

@@ -151,7 +151,7 @@ def test_defaults() -> None:
         null_key="keep",
         min_rewrite_ratio=0.3,
         garbage_max_ms=604_800_000,
-        compaction_at_seal=False,
+        compaction_at_seal=True,
         retention_ms=604_800_000,
         retention_bytes=None,
         segment_bytes=1_073_741_824,

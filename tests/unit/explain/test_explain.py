@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.clock import DAY_MS, HOUR_MS, ManualClock
 from tests.support.compacted import INLINE_CONFIG
-from tests.support.logs import open_log, roll, wal_path
+from tests.support.logs import offsets, open_log, roll, wal_path
 
 from lastword.errors import InvalidError, UnknownPartitionError
 from lastword.explain import ExplainedRecord, Run
@@ -116,7 +116,28 @@ def test_a_newer_record_of_the_key_beats(log: Log) -> None:
     found = explained(topic)
     assert [found[offset].verdict.beaten_by for offset in range(4)] == [2, 2, None, None]
     assert [found[offset].goes for offset in range(4)] == [True, True, False, False]
-    assert found[0].reason == "beaten by offset 2, a newer record of its key"
+    assert found[0].reason == "beaten by offset 2, a newer record of its key, when both are sealed"
+    topic.seal()
+    assert [each.offset for each in topic.explain().records] == [2, 3]
+
+
+def test_what_sealing_leaves_out_goes_even_if_no_run_is_due(log: Log) -> None:
+    topic = compacted(log, min_cleanable_dirty_ratio=1, tiering_lag_ms=1)
+    topic.append("b", "0")
+    topic.seal()
+    log.compact(asked_for=True)
+    topic.append("a", "1")
+    topic.append("a", "2")
+    log.clock.sleep_ms(10)
+    found = explained(topic, run="worker")
+    assert (found[1].goes, found[1].reason) == (
+        True,
+        "beaten by offset 2, a newer record of its key, when both are sealed",
+    )
+    assert not found[2].goes
+    topic.seal_rolled()
+    assert log.compact().partitions == ()
+    assert offsets(topic.read()) == [0, 2]
     assert found[2].reason == "the newest record of its key"
     assert found[3].reason == "it has no key, so nothing replaces it"
 
@@ -360,7 +381,7 @@ def test_some_records_at_a_time_over_all_partitions(log: Log) -> None:
 
 
 def test_a_key_is_looked_for_alone_and_judged_against_all_its_records(log: Log) -> None:
-    topic = compacted(log)
+    topic = compacted(log, compaction_at_seal=False)
     for number in range(30):
         topic.append(f"k{number % 3}", str(number))
         if number % 10 == 9:

@@ -71,6 +71,7 @@ def test_all_say_the_same(log: Log, clock: ManualClock, strategy: str, basis: st
         "dirty.ratio.basis": basis,
         "delete.retention.ms": 1000,
         "min.cleanable.dirty.ratio": 0.4,
+        "compaction.at.seal": False,
         **STRATEGIES[strategy],
     }
     topic = log.create_topic("t", partitions=2, config=config)

@@ -36,8 +36,13 @@ def files_with(folder: Path, needle: bytes) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and needle in path.read_bytes()]
 
 
-def write(log: Log, policy: str = "compact") -> None:
-    topic = log.create_topic("users", partitions=2, config={"cleanup.policy": policy})
+def write(log: Log, policy: str = "compact", **config: object) -> None:
+    own = {
+        "cleanup.policy": policy,
+        "compaction.at.seal": False,
+        **{key.replace("_", "."): value for key, value in config.items()},
+    }
+    topic = log.create_topic("users", partitions=2, config=own)
     for number in range(3):
         topic.append_many([NewRecord(key=b"k%d" % key, value=b"%d-%d" % (key, number)) for key in range(20)])
         topic.append(b"bob", SECRET + b"%d" % number)
@@ -166,8 +171,10 @@ def test_a_tag_of_another_engine_that_keeps_a_snapshot_is_named_until_it_is_drop
     assert intents.list_intents(log.path) == []
 
 
-def test_records_that_come_meanwhile_and_later_stay_and_the_erasure_ends(log: Log) -> None:
-    write(log)
+@pytest.mark.parametrize("strategy", ["offset", "first"])
+def test_records_that_come_meanwhile_and_later_stay_and_the_erasure_ends(log: Log, strategy: str) -> None:
+    """With `first` the records to be erased would beat them, if they were compacted together."""
+    write(log, compaction_strategy=strategy, compaction_at_seal=True)
     topic = log.topic("users")
 
     def append_then(name: str) -> None:

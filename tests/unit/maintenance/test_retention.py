@@ -371,7 +371,7 @@ class TestExpiryAndCollection:
     ) -> None:
         factory = {"compaction.service.factory": "lastword.compaction.inline:InlineCompactionServiceFactory"}
         with open_log(tmp_path / "quiet", clock, factory) as log:
-            topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+            topic = log.create_topic("t", config={"cleanup.policy": "compact", "compaction.at.seal": False})
             for number in range(4):
                 topic.append("k", str(number))
             topic.seal()

@@ -104,7 +104,11 @@ class TestSeal:
             return {group.column(at).compression for group in found for at in range(group.num_columns)}
 
         with open_log(tmp_path / "data", clock, {"compaction.service.factory": INLINE}) as log:
-            settings = {"cleanup.policy": "compact", "segment.compression.type": codec}
+            settings = {
+                "cleanup.policy": "compact",
+                "segment.compression.type": codec,
+                "compaction.at.seal": False,
+            }
             topic = log.create_topic("t", config=settings)
             topic.append_many([NewRecord(key=b"k%d" % (n % 3), value=b"%d" % n) for n in range(10)])
             topic.seal()

@@ -36,7 +36,7 @@ def log(tmp_path: Path, clock: ManualClock) -> Iterator[Log]:
 @pytest.fixture
 def written(log: Log, clock: ManualClock) -> list[Record]:
     """Thirty records in three segments and ten in the tail, a second apart."""
-    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic = log.create_topic("t", config={"cleanup.policy": "compact", "compaction.at.seal": False})
     for number in range(40):
         topic.append_many(
             [NewRecord(key=b"k%d" % (number % 4), value=None if number == 21 else b"%d" % number)]
@@ -121,7 +121,7 @@ def test_past_the_kept_snapshots_the_error_names_the_oldest_time(
 
 
 def test_a_younger_record_that_compaction_took_still_marks_its_time(log: Log, clock: ManualClock) -> None:
-    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic = log.create_topic("t", config={"cleanup.policy": "compact", "compaction.at.seal": False})
     began_ms = clock.now_ms()
     topic.append("a", "1", timestamp_ms=began_ms)
     topic.append("b", "ahead", timestamp_ms=began_ms + 1_800_000)
@@ -160,7 +160,7 @@ def test_where_neither_snapshot_nor_wal_has_what_follows_the_error_names_what_ca
 ) -> None:
     config = {**INLINE, "snapshot.retention.ms": 0, "collect.grace.ms": 0, "local.retention.ms": 0}
     with lastword.open(tmp_path / "other", config=config, clock=clock) as log:
-        topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+        topic = log.create_topic("t", config={"cleanup.policy": "compact", "compaction.at.seal": False})
         began_ms = clock.now_ms()
         for number in range(4):
             topic.append("k", str(number))
@@ -273,3 +273,51 @@ def test_no_view_goes_below_the_log_start(log: Log, written: list[Record]) -> No
 def test_one_point_and_only_one(given: dict[str, int]) -> None:
     with pytest.raises(InvalidError, match="exactly one"):
         AsOf(**given)
+
+
+# ------------------------------------------------------------------------------- compacted while it was sealed
+
+
+def compacted_at_seal(log: Log, clock: ManualClock) -> None:
+    """Three rounds of ten records with four keys, a second apart."""
+    topic = log.create_topic("t", config={"cleanup.policy": "compact", "local.retention.ms": 0})
+    for number in range(30):
+        topic.append(f"k{number % 4}", str(number))
+        clock.sleep_ms(1000)
+        if number % 10 == 9:
+            assert topic.seal().beaten == 6
+
+
+def test_a_view_that_ends_inside_a_round_is_read_from_the_wal(log: Log, clock: ManualClock) -> None:
+    began_ms = clock.now_ms()
+    compacted_at_seal(log, clock)
+    for last in range(30):
+        whole = 10 * (last // 10)
+        # Of earlier rounds only the winners are left.
+        before = [first + each for first in range(0, whole, 10) for each in (6, 7, 8, 9)]
+        expected = (
+            [*before, *range(whole, last + 1)] if last % 10 != 9 else [*before, *range(whole + 6, last + 1)]
+        )
+        assert offsets(log, AsOf(offset=last)) == expected
+        newest = {b"k%d" % (number % 4): b"%d" % number for number in range(last + 1)}
+        assert state(log, AsOf(offset=last)) == newest
+        assert state(log, AsOf(time_ms=began_ms + 1000 * last)) == newest
+
+
+def test_without_the_wal_it_is_an_error_that_names_what_can_be_shown(log: Log, clock: ManualClock) -> None:
+    began_ms = clock.now_ms()
+    compacted_at_seal(log, clock)
+    clock.move(120_000)
+    log.run_retention()
+    for last in range(30):
+        point = AsOf(offset=last)
+        if last % 10 == 9:
+            assert state(log, point)[b"k%d" % (last % 4)] == b"%d" % last
+            continue
+        with pytest.raises(
+            InvalidError, match=f"next offset that can be shown exactly is {10 * (last // 10) + 9}"
+        ):
+            offsets(log, point)
+    with pytest.raises(InvalidError, match="A time that can be shown exactly is"):
+        offsets(log, AsOf(time_ms=began_ms + 4000))
+    assert state(log, AsOf(time_ms=began_ms + 9000))[b"k1"] == b"9"

@@ -31,6 +31,8 @@ _CONFIG: dict[str, object] = {
 _TOPIC_CONFIG: dict[str, object] = {
     "cleanup.policy": "compact",
     "delete.retention.ms": DELETE_RETENTION_MS,
+    # So that the compaction has something to remove.
+    "compaction.at.seal": False,
     "message.timestamp.after.max.ms": 2**53,
 }
 

@@ -53,7 +53,7 @@ class Reading(OneLog):
         topic = self.topic()
         written = self.write_rounds(topic, rounds=3, keys=4)
         self.compact(topic)
-        rest = self.write_rounds(topic, rounds=2, keys=2)
+        rest = self.write_rounds(topic, rounds=1, keys=4)
         topic.seal()
         rest += self.write_rounds(topic, rounds=1, keys=3)
 

@@ -46,7 +46,7 @@ SEEDS: dict[str, int] = {
     "unannounced": 45,
     "undeleted-records": 53,
     "unerased": 15,
-    "unfenced": 138,
+    "unfenced": 54,
     "unshown": 1,
     "unsynced": 32,
     "unsynced-names": 7,

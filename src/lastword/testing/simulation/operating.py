@@ -13,6 +13,7 @@ from lastword.errors import LastwordError, UnknownTopicError
 from lastword.log import Log
 from lastword.log import open as open_log
 from lastword.log.topic import Topic
+from lastword.maintenance.backup.make import BackupReport
 from lastword.maintenance.backup.restoring import restore
 from lastword.testing.simulation.client import RefusedError, UnclearError
 from lastword.testing.simulation.clients import Client, Surroundings, sent
@@ -199,9 +200,11 @@ class Operator(Client):
     def _back_up(self) -> None:
         place = str(self._elsewhere / "backups")
         began = self._recorder.now()
-        made: list[str] = []
-        if self._server.ask("worker", lambda log: made.append(log.backup(place).backup.id)) is not None:
-            self._backups.append((made[0], began, self._recorder.now()))
+        made: list[BackupReport] = []
+        done = self._server.ask("worker", lambda log: made.append(log.backup(place))) is not None
+        # One that lacks the topic says so.
+        if done and not made[0].problems:
+            self._backups.append((made[0].backup.id, began, self._recorder.now()))
 
     def _restore(self, chance: random.Random) -> None:
         """Stop the server, and replace its folder with a backup."""

@@ -23,6 +23,7 @@ from lastword.errors import InvalidError
 from lastword.log import Log
 from lastword.record import NewRecord
 
+SEALED_WHOLE = {"cleanup.policy": "compact", "compaction.at.seal": False}
 ORDERS: dict[str, Order] = {"offset": "newest", "first": "oldest", "timestamp": "version"}
 
 Frame = dict[str, Any]
@@ -67,7 +68,7 @@ def check(run: dict[str, Any]) -> None:
 
 
 def test_the_walk_goes_from_the_newest_to_the_oldest_with_a_growing_set(log: Log) -> None:
-    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    topic = log.create_topic("t", config=SEALED_WHOLE)
     for key in ("a", "b", "a", None, "c", "a"):
         topic.append(key, "1")
     run = scene.perform(log, "t")
@@ -90,7 +91,7 @@ def test_the_walk_goes_from_the_newest_to_the_oldest_with_a_growing_set(log: Log
 
 
 def test_with_first_it_goes_the_other_way(log: Log) -> None:
-    topic = log.create_topic("t", config={"cleanup.policy": "compact", "compaction.strategy": "first"})
+    topic = log.create_topic("t", config=SEALED_WHOLE | {"compaction.strategy": "first"})
     for key in ("a", "b", "a"):
         topic.append(key, "1")
     run = scene.perform(log, "t")
@@ -103,7 +104,7 @@ def test_with_first_it_goes_the_other_way(log: Log) -> None:
 
 
 def test_with_versions_a_record_overtakes_another(log: Log) -> None:
-    topic = log.create_topic("t", config={"cleanup.policy": "compact", "compaction.strategy": "timestamp"})
+    topic = log.create_topic("t", config=SEALED_WHOLE | {"compaction.strategy": "timestamp"})
     now_ms = log.clock.now_ms()
     for age_ms in (5, 9, 1, 3):
         topic.append("a", str(age_ms), timestamp_ms=now_ms - age_ms)
