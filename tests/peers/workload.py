@@ -71,6 +71,11 @@ class Workload:
     def topic(self) -> str:
         return f"seed-{self.seed}"
 
+    @property
+    def at_seal(self) -> bool:
+        """Whether Lastword compacts while it seals."""
+        return self.seed % 2 == 1
+
 
 def workload(seed: int, rounds: int, now_ms: int) -> Workload:
     rng = random.Random(seed)
