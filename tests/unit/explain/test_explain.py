@@ -117,6 +117,8 @@ def test_a_newer_record_of_the_key_beats(log: Log) -> None:
     assert [found[offset].verdict.beaten_by for offset in range(4)] == [2, 2, None, None]
     assert [found[offset].goes for offset in range(4)] == [True, True, False, False]
     assert found[0].reason == "beaten by offset 2, a newer record of its key, when both are sealed"
+    assert found[2].reason == "the newest record of its key"
+    assert found[3].reason == "it has no key, so nothing replaces it"
     topic.seal()
     assert [each.offset for each in topic.explain().records] == [2, 3]
 
@@ -138,8 +140,6 @@ def test_what_sealing_leaves_out_goes_even_if_no_run_is_due(log: Log) -> None:
     topic.seal_rolled()
     assert log.compact().partitions == ()
     assert offsets(topic.read()) == [0, 2]
-    assert found[2].reason == "the newest record of its key"
-    assert found[3].reason == "it has no key, so nothing replaces it"
 
 
 def test_with_first_a_tombstone_behind_has_no_effect_and_that_is_said(log: Log) -> None:
