@@ -38,6 +38,7 @@ from lastword.errors import (
 from lastword.folder import steps
 from lastword.record import PAYLOAD_SCHEMA, TimestampType
 from lastword.segments.catalog import SegmentCatalog
+from lastword.segments.commit import Change, commit
 from lastword.segments.fileio import SyncedFileIO
 from lastword.segments.model import Collected, Positions, SegmentGoneError, retry_on_conflict
 from lastword.segments.scan import STREAM_ROWS
@@ -725,6 +726,38 @@ class TestConflicts:
 
 class LostAnswerError(OSError):
     """The connection broke: nobody knows what the other side did."""
+
+
+class TestManyCommits:
+    def test_a_commit_reads_no_metadata_again(
+        self, place: Place, catalog: SegmentCatalog, table: SegmentTable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else each one costs more than the one before, until snapshots expire."""
+        append(table, 0)
+        loaded: list[object] = []
+        real = catalog._catalog.load_table
+        monkeypatch.setattr(catalog._catalog, "load_table", lambda *rest: loaded.append(rest) or real(*rest))
+        for number in range(1, 6):
+            append(table, 10 * number)
+            assert (
+                offsets_of(catalog.load(table.snapshot().topic.name), table.snapshot())[-1] == 10 * number + 9
+            )
+        assert loaded == []
+
+    def test_a_commit_on_metadata_that_is_not_the_newest_is_a_conflict(
+        self, place: Place, catalog: SegmentCatalog, table: SegmentTable
+    ) -> None:
+        """Also if nothing but a property has changed, which makes no snapshot."""
+        append(table, 0)
+        stale = table._refresh()
+        other = catalog._catalog.load_table(stale.name())
+        with other.transaction() as transaction:
+            transaction.set_properties({"other": "1"})
+        change = Change(operation="seal", positions=table.snapshot().positions)
+        with pytest.raises(ConflictError):
+            commit(stale, stale.metadata.current_snapshot_id, change, now_ms=START_MS, reload=lambda: stale)
+        append(table, 10)
+        assert table._refresh().metadata.properties["other"] == "1"
 
 
 class TestUnknownOutcome:

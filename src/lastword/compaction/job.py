@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 PLAN_AGAIN_TIMES = 5
 WAVE_BYTES = 256 << 20
 """The number of bytes that each task of an engine gets before the finished units are committed."""
+TOGETHER_BYTES = 16 << 20
+MOST_TOGETHER = 64
+"""Partitions with no more dirty bytes than that are committed together, up to this number: each commit makes a snapshot."""
 
 
 def topic_failed(topic: str, error: Exception) -> tuple[str, str]:
@@ -127,8 +130,8 @@ class Compactor:
     ) -> Iterator[list[Planned]]:
         """Yield the partitions that go to the engine at a time: enough to keep it busy, few enough to commit often.
 
-        With an engine that does one thing at a time, each partition is committed as it is done. Each partition in
-        `last` goes alone: it may be one that a process did not survive.
+        With an engine that does one thing at a time, each partition is committed as it is done, unless little is dirty.
+        Each partition in `last` goes alone: it may be one that a process did not survive.
         """
         parallel = self._parallel
         most = parallel * 4 if parallel > 1 else 1
@@ -137,8 +140,11 @@ class Compactor:
         for each in planned:
             if (each.plan.topic, each.plan.partition) in last:
                 continue
-            size_bytes = sum(other.plan.size_bytes for other in wave) + each.plan.size_bytes
-            if wave and (len(wave) >= most or size_bytes > WAVE_BYTES * parallel):
+            together = [*wave, each]
+            size_bytes = sum(other.plan.size_bytes for other in together)
+            dirty_bytes = sum(other.plan.dirty_bytes for other in together)
+            is_full = len(wave) >= (MOST_TOGETHER if dirty_bytes <= TOGETHER_BYTES else most)
+            if wave and (is_full or size_bytes > WAVE_BYTES * parallel):
                 yield wave
                 wave = []
             wave.append(each)

@@ -107,6 +107,10 @@ class PartitionPlan(SegmentTotals):
     def dirty_records(self) -> int:
         return sum(segment.records for segment in self.dirty)
 
+    @property
+    def dirty_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.dirty)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:

@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import (
+    PY_CATALOG_IMPL,
+    TYPE,
+    Catalog,
+    CatalogType,
+    infer_catalog_type,
+    load_catalog,
+)
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import PY_IO_IMPL
@@ -57,6 +64,7 @@ from lastword.segments.model import (
 )
 from lastword.segments.older import OlderState, older_states
 from lastword.segments.relocation import Rewritten, rewrite
+from lastword.segments.sql_catalog import IMPLEMENTATION
 from lastword.segments.table import SegmentTable
 
 log = logging.getLogger(__name__)
@@ -114,6 +122,13 @@ def _make_commits_last(catalog: Catalog) -> None:
         catalog.engine.dispose()
 
 
+def _is_sql(properties: Mapping[str, str]) -> bool:
+    given = properties.get(TYPE)
+    if given is not None:
+        return given.lower() == CatalogType.SQL.value
+    return infer_catalog_type(CATALOG_NAME, {**properties}) is CatalogType.SQL
+
+
 class SegmentCatalog:
     """The tables of all topics."""
 
@@ -155,6 +170,9 @@ class SegmentCatalog:
             given["init_catalog_tables"] = "false"
         with mapped("Opening the catalog"):
             try:
+                if _is_sql(given):
+                    given = {**given, PY_CATALOG_IMPL: IMPLEMENTATION}
+                    given.pop(TYPE, None)
                 catalog = load_catalog(CATALOG_NAME, **given)
             except SQLAlchemyError:
                 # Two processes that open a new SQL catalog at once both create its tables; one of them fails.

@@ -41,6 +41,7 @@ from lastword.segments.mapping import (
 )
 from lastword.segments.model import Positions, Segment
 from lastword.segments.producer import SnapshotProducer
+from lastword.segments.sql_catalog import Staged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +63,12 @@ class FencedTransaction(Transaction):
     def __init__(self, table: Table, base_id: int | None) -> None:
         super().__init__(table, autocommit=False)
         self._base_id = base_id
-        self._staged: tuple[int, TableMetadata] | None = None
+        self._staged = Staged(table.metadata)
 
     @property
     def table_metadata(self) -> TableMetadata:
         """The metadata with the staged changes, which pyiceberg would compute a dozen times in each commit."""
-        if self._staged is None or self._staged[0] != len(self._updates):
-            self._staged = len(self._updates), super().table_metadata
-        return self._staged[1]
+        return self._staged.apply(self._updates)
 
     def commit_transaction(self) -> Table:
         table = self._table

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
+from threading import Lock
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
@@ -14,6 +16,8 @@ from sqlalchemy.orm import Session
 from lastword.errors import CorruptError
 from lastword.segments.foreign import decoding
 
+MOST_KNOWN = 64
+"""The number of tables whose last state is kept although nobody uses it."""
 _LOAD_ATTEMPTS = 5
 _POINTER = select(IcebergTables.metadata_location).where(
     IcebergTables.catalog_name == bindparam("catalog"),
@@ -27,15 +31,21 @@ class TableLoader:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
+        self._known: OrderedDict[tuple[str, ...], Table] = OrderedDict()
+        """The last known states of tables, the most recently used last."""
+        self._lock = Lock()
 
     def load(self, identifier: tuple[str, ...], known: Table | None = None) -> Table:
-        if known is not None and known.metadata_location == self.pointer(identifier):
-            return known
+        known = self._known.get(identifier) or known
         for _ in range(_LOAD_ATTEMPTS):
             path = self.pointer(identifier) or ""
+            if known is not None and known.metadata_location == path:
+                return known
             try:
                 with decoding(path or f"The metadata file of {'.'.join(identifier)}"):
-                    return self._catalog.load_table(identifier)
+                    table = self._catalog.load_table(identifier)
+                    self.remember(table)
+                    return table
             except FileNotFoundError as error:
                 # The pointer moved on, and the file that it named was removed, before it could be read.
                 missing = error
@@ -44,6 +54,14 @@ class TableLoader:
             "`lastword topic repair` shows whether an older metadata file of the table can be used.",
             path=path,
         ) from missing
+
+    def remember(self, table: Table) -> None:
+        """Remember the state that a commit made, so that nobody reads it again."""
+        with self._lock:
+            self._known[table.name()] = table
+            self._known.move_to_end(table.name())
+            if len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
 
     def exists(self, identifier: tuple[str, ...]) -> bool:
         if isinstance(self._catalog, SqlCatalog):

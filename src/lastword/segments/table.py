@@ -356,6 +356,7 @@ class SegmentTable:
         with self._table_lock:
             if _age(table) >= _age(self._table):
                 self._table = table
+                self._loader.remember(table)
 
     def _index(self, snapshot_id: int | None) -> SegmentIndex:
         if snapshot_id is None:

@@ -26,6 +26,7 @@ from tests.support.logs import (
 )
 
 import lastword
+from lastword.compaction import job
 from lastword.compaction.engine import Failure, InlineEngine, Job, Result, TooLarge
 from lastword.compaction.job import Compactor
 from lastword.compaction.plan import Way
@@ -306,7 +307,9 @@ def test_keys_that_fit_nowhere_are_reported_and_the_others_go_on(tmp_path: Path)
         assert report.partitions[1].problem is None
 
 
-def test_a_stop_request_ends_a_run_between_commits(tmp_path: Path) -> None:
+def test_a_stop_request_ends_a_run_between_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else partitions with so little in them are committed together.
+    monkeypatch.setattr(job, "TOGETHER_BYTES", 0)
     with Twin(tmp_path / "data", Policy(min_ratio=0.0), partitions=6) as twin:
         for partition in range(6):
             twin.append(*keyed(("a", "1"), ("a", "2")), partition=partition)
@@ -323,6 +326,16 @@ def test_a_stop_request_ends_a_run_between_commits(tmp_path: Path) -> None:
         assert len(twin.due()) == 5
         assert len(twin.log.compact(["t"]).partitions) == 5
         assert twin.log.compact(["t"], stop=lambda: True).partitions == ()
+
+
+def test_partitions_with_little_to_do_share_a_commit(tmp_path: Path) -> None:
+    with Twin(tmp_path / "data", Policy(min_ratio=0.0), partitions=6) as twin:
+        for partition in range(6):
+            twin.append(*keyed(("a", "1"), ("a", "2")), partition=partition)
+        twin.seal()
+        before = len(twin.topic.history())
+        assert len(twin.compact().partitions) == 6
+        assert len(twin.topic.history()) == before + 1
 
 
 def test_nothing_due_commits_nothing_and_starts_no_engine(twin: Twin) -> None:
