@@ -36,7 +36,7 @@ def log(tmp_path: Path, clock: ManualClock) -> Iterator[Log]:
 def check(log: Log, engine: SparkEngine, before: int | None = None) -> VerifyReport:
     table, topic = log._topics.load("t"), log.topic("t")
     first, last = choose_snapshots(table, before)
-    rounds = find_rounds(first, [each.folder for each in topic.all_partitions()])
+    rounds = find_rounds(first, [each.folder for each in topic.all_partitions()], topic.settings)
     return verify(table, first, last, topic.settings, engine, rounds)
 
 
@@ -211,13 +211,44 @@ def test_damage_of_sealing_is_found_while_the_wal_is_there(
     old, new = rewritten(table, drop_first_key, index=-1)
     table.replace(table.snapshot(), [old], [new], {}, operation="seal")
     report = check(log, spark_engine)
-    # The lost winner, and all that it had beaten.
-    assert (report.problem_count > 0, report.records_before) == (True, 900)
-    assert "it is gone, and it was the winner of its key" in {each.what for each in report.problems}
+    assert (report.problem_count, report.records_before) == (1, 900)
+    assert report.problems[0].what == "it is gone, and it was the winner of its key"
     log.run_retention()
     report = check(log, spark_engine)
     # Nothing is left to compare with, and the report says so.
     assert (report.problems, report.wal_records, len(report.unproven)) == ((), 0, 6)
+
+
+@pytest.mark.parametrize("strategy", ["first", "timestamp"])
+def test_what_beat_a_record_when_it_was_sealed_may_be_deleted_since(
+    log: Log,
+    clock: ManualClock,
+    spark_engine: SparkEngine,  # noqa: F811
+    strategy: str,
+) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact", "compaction.strategy": strategy})
+    for key, age_ms in (("a", 0), ("b", 0), ("a", 5), ("c", 0)):
+        topic.append(key, "v", timestamp_ms=clock.now_ms() - age_ms)
+    assert topic.seal().beaten == 1
+    topic.delete_records({0: 1})
+    report = check(log, spark_engine)
+    assert (report.problems, report.wal_records, report.unproven) == ((), 4, ())
+    log.compact(asked_for=True, force=True)
+    assert check(log, spark_engine).problems == ()
+
+
+def test_another_strategy_since_the_sealing_is_not_taken_for_a_loss(
+    log: Log,
+    clock: ManualClock,
+    spark_engine: SparkEngine,  # noqa: F811
+) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact"})
+    for age_ms in (0, 5):
+        topic.append("a", "v", timestamp_ms=clock.now_ms() - age_ms)
+    topic.seal()
+    log.alter_topic("t", set_config={"compaction.strategy": "timestamp"})
+    report = check(log, spark_engine)
+    assert (report.problems, report.unproven) == ((), ((0, 0, 1),))
 
 
 def test_a_record_that_came_back_is_found(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 ROUNDS_JOB_BYTES = 256 << 20
 """Smaller rounds are sooner done in this process than a Spark job is."""
+ROUNDS_AT_A_TIME_BYTES = 2 << 30
+"""About as much is carried out before it is committed, so that a long backlog is sealed in parts."""
 
 
 class Compaction:
@@ -136,22 +138,38 @@ class Compaction:
             return factory.engine, True
         return SparkEngine(self._config.spark, log_path=spark_log(self._data_folder)), False
 
-    def run_rounds(self, rounds: Sequence[Round]) -> Sequence[object]:
-        """Carry out rounds of sealing: on a Spark that is running, if it reaches the WAL and they pay for a job.
+    def run_rounds(self, rounds: Sequence[Round]) -> Iterator[list[tuple[Round, object]]]:
+        """Carry out rounds of sealing, some at a time, and yield these with their results.
 
-        Otherwise in this process.
+        They run on a Spark that is running, if it is idle, reaches the WAL, and they pay for a job; otherwise in this
+        process.
         """
+        left = list(rounds)
+        while left:
+            engine = self._engine_for(left)
+            some = [left.pop(0)]
+            while (
+                left
+                and len(some) < engine.rounds_at_a_time
+                and sum(each.size_bytes for each in some) + left[0].size_bytes <= ROUNDS_AT_A_TIME_BYTES
+            ):
+                some.append(left.pop(0))
+            yield list(zip(some, engine.run_rounds(some), strict=True))
+
+    def _engine_for(self, rounds: Sequence[Round]) -> Engine:
         factory = self._factory
         engine = factory.engine if isinstance(factory, EngineFactory) else None
-        is_worth_a_job = len(rounds) > 1 and sum(each.size_bytes for each in rounds) >= ROUNDS_JOB_BYTES
         if (
             engine is not None
-            and is_worth_a_job
-            and engine.reaches_local_files
+            and len(rounds) > 1
+            and sum(each.size_bytes for each in rounds) >= ROUNDS_JOB_BYTES
             and getattr(engine, "state", "") == "running"
+            # Tasks of a compaction would have to end first.
+            and not engine.is_busy
+            and engine.reaches_local_files
         ):
-            return engine.run_rounds(rounds)
-        return InlineEngine().run_rounds(rounds)
+            return engine
+        return InlineEngine()
 
     def engine_state(self) -> dict[str, str]:
         """Return the factory that compacts and the state of its engine. Start nothing."""

@@ -83,8 +83,18 @@ class Engine(Protocol):
         """Whether its tasks run on this machine, so that they can read the WAL."""
         ...
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it carries out units just now."""
+        ...
+
+    @property
+    def rounds_at_a_time(self) -> int:
+        """The number of rounds of sealing that keep it busy."""
+        ...
+
     def run_rounds(self, rounds: Sequence[Round]) -> list[RoundResult | Failure | TooLarge]:
-        """Return a result for each round of sealing, in their order."""
+        """Return a result for each round of sealing, in their order. They share the memory that each of them has."""
         ...
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
@@ -212,6 +222,7 @@ class InlineEngine:
     name = "inline"
     parallel = 1
     reaches_local_files = True
+    is_busy = False
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or min(2, os.cpu_count() or 1)
@@ -221,9 +232,19 @@ class InlineEngine:
 
     def run_rounds(self, rounds: Sequence[Round]) -> list[RoundResult | Failure | TooLarge]:
         """Carry out some rounds at a time: most of the work needs no lock of the interpreter."""
-        threads = max(1, self._threads // len(rounds)) if rounds else 1
-        with ThreadPoolExecutor(min(self._threads, max(1, len(rounds))), "lastword-rounds") as pool:
-            return list(pool.map(carry_out_round, [replace(each, threads=threads) for each in rounds]))
+        at_a_time = min(self._threads, max(1, len(rounds)))
+        units = [
+            replace(
+                each, threads=max(1, self._threads // at_a_time), memory_bytes=each.memory_bytes // at_a_time
+            )
+            for each in rounds
+        ]
+        with ThreadPoolExecutor(at_a_time, "lastword-rounds") as pool:
+            return list(pool.map(carry_out_round, units))
+
+    @property
+    def rounds_at_a_time(self) -> int:
+        return self._threads
 
     def close(self) -> None:
         pass

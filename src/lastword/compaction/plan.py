@@ -2,7 +2,8 @@
 
 Under a policy with `compact`, a partition is *due* when it has dirty segments that may be compacted, and its dirty
 ratio reaches min.cleanable.dirty.ratio or a dirty record is older than max.compaction.lag.ms. It is also due when
-tombstones can actually be removed now. Under `delete` alone it is due when enough small segments can be joined.
+tombstones can actually be removed now. Under `delete` alone it is due when enough small segments can be joined. Under any
+policy it is due when marks are too old.
 It is never due for something that a run can't change.
 """
 
@@ -156,11 +157,14 @@ def propose(
 ) -> Assessment:
     """Assess a partition, and propose a run if one is due in this scope."""
     if not settings.compacts:
-        return Assessment(view=view, plan=_propose_join(topic, view, settings, now_ms))
+        unkeyed = _propose_rewrite(topic, view, settings, now_ms) or _propose_join(
+            topic, view, settings, now_ms
+        )
+        return Assessment(view=view, plan=unkeyed)
     at = rule.on_clock(settings, view.positions)
     ready = compactable(view.segments, settings, now_ms)
     if not ready:
-        return Assessment(view=view, dirty_ratio=0.0)
+        return Assessment(view=view, dirty_ratio=0.0, plan=_propose_rewrite(topic, view, settings, now_ms))
     # The run covers everything up to the next segment, even if the last records are gone.
     following = view.segments[len(ready)].first_offset if len(ready) < len(view.segments) else at.sealed_end
     seen = (now_ms if view.looked_ms is None else view.looked_ms, view.log_end)
@@ -180,7 +184,7 @@ def propose(
     if dirty and settings.max_compaction_lag_ms is not None:
         age_ms = now_ms - min(segment.min_timestamp_ms for segment in dirty)
         overdue_ms = max(0, age_ms - settings.max_compaction_lag_ms)
-    plan = None
+    plan = _propose_rewrite(topic, replace(view, segments=view.segments[len(ready) :]), settings, now_ms)
     marked_ms = rewrite_marked_ms(view.segments, settings, now_ms)
     reason = _reason(ready, bool(dirty), overdue_ms, at, settings, rules, ratio, marked_ms, scope)
     if reason is not None:
@@ -301,14 +305,46 @@ def _propose_join(
     run = next((run for run in _runs(view.segments, settings) if len(run) >= JOIN_COUNT), None)
     if run is None:
         return None
+    return _unkeyed(topic, view, settings, now_ms, run, "small segments")
+
+
+def _propose_rewrite(
+    topic: str, view: PartitionView, settings: TopicSettings, now_ms: int
+) -> PartitionPlan | None:
+    """Plan a rewrite of neighbours whose marks are too old, whatever the policy is or a lag holds back."""
+    marked_ms = rewrite_marked_ms(view.segments, settings, now_ms)
+    is_old = [each.marks is not None and each.marks.since_ms <= marked_ms for each in view.segments]
+    if not any(is_old):
+        return None
+    first = is_old.index(True)
+    run = [
+        each
+        for each, _ in itertools.takewhile(
+            lambda pair: pair[1], zip(view.segments[first:], is_old[first:], strict=True)
+        )
+    ]
+    return _unkeyed(topic, view, settings, now_ms, run, "garbage", marked_ms)
+
+
+def _unkeyed(
+    topic: str,
+    view: PartitionView,
+    settings: TopicSettings,
+    now_ms: int,
+    run: Sequence[Segment],
+    reason: Reason,
+    marked_ms: int = -1,
+) -> PartitionPlan:
+    """Plan a run over some neighbours in which no record competes."""
     at = view.positions
     return PartitionPlan(
         topic=topic,
         partition=view.partition,
-        reason="small segments",
+        reason=reason,
         dirty_ratio=0.0,
         positions=at,
         segments=tuple(run),
+        rewrite_marked_ms=marked_ms,
         compactable_end=at.first_dirty,
         seen=(now_ms, view.log_end),
         rules=Rules(

@@ -12,6 +12,7 @@ If killed at any point, it leaves files that no snapshot names; the collector re
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,7 +33,8 @@ from lastword.errors import CorruptError
 from lastword.folder.steps import reached
 from lastword.record import TimestampType
 from lastword.segments.model import Segment
-from lastword.wal.rolled import RolledFile, Span, joined, max_timestamp_us
+from lastword.wal.files import unreadable
+from lastword.wal.rolled import DECODED_BYTES, RolledFile, Span, joined, max_timestamp_us
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,7 +42,7 @@ R = TypeVar("R")
 Mask = npt.NDArray[np.uint8]
 
 AHEAD = 3
-"""The number of spans that are decoded ahead, for each thread."""
+"""The number of spans that are decoded ahead, for each thread. They have DECODED_BYTES each, more or less."""
 MAX_EXPECTED_KEYS = 1 << 22
 SAMPLE_ROWS = 1 << 18
 WORTHWHILE_SHARE = 0.1
@@ -126,6 +128,8 @@ def _spans(file: RolledFile) -> list[Span]:
     except CorruptError as error:
         raise _DamagedFileError(file, error) from error
     except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EIO):
+            raise unreadable(file.path, file.from_offset, error) from error
         missing = CorruptError(
             f"{file.path} can't be read: {error.strerror or error}. `lastword wal repair` shows what can be kept.",
             path=str(file.path),
@@ -151,8 +155,12 @@ class _Finder:
         self._pool = pool
         self._progress = ProgressFile(unit.progress_path)
         expected_keys = min(unit.end - unit.start, MAX_EXPECTED_KEYS)
-        self._keys = KeySet(unit.seed, expected_keys=expected_keys, max_bytes=unit.memory_bytes // 2)
-        self._room_bytes = unit.memory_bytes // 2
+        # The best version of a key takes about as much as the key.
+        keys_bytes = unit.memory_bytes // (4 if unit.strategy.is_versioned else 2)
+        self._keys = KeySet(unit.seed, expected_keys=expected_keys, max_bytes=keys_bytes)
+        # The rest is for what is decoded ahead, for a byte a record, and for surviving rows.
+        ahead_bytes = (AHEAD * unit.threads + 1) * DECODED_BYTES
+        self._room_bytes = max(0, unit.memory_bytes // 2 - ahead_bytes)
         self.records = self._keyed = 0
         self.min_us, self.max_us = 1 << 62, -1
         self.lacks_times = False
@@ -184,6 +192,7 @@ class _Finder:
             self._check_worthwhile(rows)
             masks.append(mask)
             first_rows.append(first_rows[-1] + rows.num_rows)
+            self._room_bytes -= 2 * mask.nbytes
             held = self._hold(rows.nbytes)
             seen.append((place, rows if held else None, rows.nbytes))
         flat = np.concatenate([*masks, np.zeros(0, np.uint8)])
@@ -207,6 +216,7 @@ class _Finder:
 
     def _source(self, place: tuple[RolledFile, Span], rows: pa.RecordBatch, mask: Mask) -> _Source:
         kept = int(np.count_nonzero(mask))
+        self._room_bytes -= mask.nbytes
         source = _Source(*place, mask, rows.nbytes * kept // rows.num_rows, *self._times[-1])
         if self._hold(source.size_bytes):
             source.rows = rows if kept == len(mask) else rows.filter(pa.array(mask.view(np.bool_)))
@@ -216,7 +226,7 @@ class _Finder:
     def _hold(self, size_bytes: int) -> bool:
         """Return whether there is room for some rows. Once there is none, masks alone are kept."""
         if size_bytes > self._room_bytes:
-            self._room_bytes = 0
+            self._room_bytes = min(0, self._room_bytes)
             return False
         self._room_bytes -= size_bytes
         return True
@@ -280,15 +290,19 @@ def _groups(unit: Round, sources: Sequence[_Source]) -> Iterator[list[_Source]]:
     total_bytes = sum(each.size_bytes for each in sources)
     most_bytes = min(unit.merge_bytes, max(FILE_BYTES, total_bytes // MOST_FILES))
     group: list[_Source] = []
+    size_bytes = min_us = max_us = 0
     for source in sources:
-        joined_all = (*group, source)
-        is_full = sum(each.size_bytes for each in joined_all) > most_bytes
-        span_us = max(each.max_us for each in joined_all) - min(each.min_us for each in joined_all)
-        is_long = unit.merge_span_ms is not None and span_us > unit.merge_span_ms * 1000
-        if group and (is_full or is_long):
-            yield group
-            group = []
+        if group:
+            span_us = max(max_us, source.max_us) - min(min_us, source.min_us)
+            is_long = unit.merge_span_ms is not None and span_us > unit.merge_span_ms * 1000
+            if is_long or size_bytes + source.size_bytes > most_bytes:
+                yield group
+                group = []
+        if not group:
+            size_bytes, min_us, max_us = 0, source.min_us, source.max_us
         group.append(source)
+        size_bytes += source.size_bytes
+        min_us, max_us = min(min_us, source.min_us), max(max_us, source.max_us)
     if group:
         yield group
 

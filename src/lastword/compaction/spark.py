@@ -76,6 +76,7 @@ class SparkEngine:
         self._log_path = log_path
         self._spark: Any = None
         self._is_borrowed = False
+        self._running = 0
         self._lock = threading.Lock()
 
     @property
@@ -83,6 +84,15 @@ class SparkEngine:
         return max(1, default_parallelism(self.session(), is_remote="spark.remote" in self._settings))
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
+        with self._lock:
+            self._running += 1
+        try:
+            return self._run(jobs)
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def _run(self, jobs: Sequence[Job]) -> list[Result]:
         results: dict[int, Result] = {}
         single = [(number, job) for number, job in enumerate(jobs) if job.way == "one stage"]
         if single:
@@ -96,15 +106,34 @@ class SparkEngine:
 
     @property
     def reaches_local_files(self) -> bool:
-        """Whether its executors are threads of a Spark on this machine."""
+        """Whether its executors are threads of a Spark on this machine. A borrowed one may be another than the settings say."""
+        if "spark.remote" in self._settings:
+            return False
         master = self._settings.get("spark.master", "local[*]")
-        return "spark.remote" not in self._settings and re.fullmatch(r"local(\[.*\])?", master) is not None
+        if (spark := self._spark) is not None:
+            try:
+                master = spark.sparkContext.master
+            except Exception:  # noqa: BLE001 - one that is gone, or a client of Spark Connect
+                return False
+        return re.fullmatch(r"local(\[.*\])?", master) is not None
+
+    @property
+    def rounds_at_a_time(self) -> int:
+        return self.parallel * 4
+
+    @property
+    def is_busy(self) -> bool:
+        return self._running > 0
 
     def run_rounds(self, rounds: Sequence[Round]) -> list[RoundResult | Failure | TooLarge]:
         try:
             parallel = self.parallel
             threads = max(1, parallel // max(1, len(rounds)))
-            units = [replace(each, threads=min(threads, 2)) for each in rounds]
+            at_a_time = min(parallel, max(1, len(rounds)))
+            units = [
+                replace(each, threads=min(threads, 2), memory_bytes=each.memory_bytes // at_a_time)
+                for each in rounds
+            ]
             dealt = deal([each.size_bytes for each in units], parallel)
             shares = [[units[index] for index in share] for share in dealt]
             done = self._map(shares, lambda share: [carry_out_round(each) for each in share])

@@ -47,6 +47,11 @@ class Strategy:
         return self.order == "version"
 
     @property
+    def tag(self) -> str:
+        """The rule in short. It is kept in tables, to know later how records have competed."""
+        return type(self).__name__
+
+    @property
     def required_header(self) -> tuple[str, VersionFormat] | None:
         """The header, and its format, without which no record is accepted."""
         return None
@@ -115,6 +120,10 @@ class HighestHeader(Strategy):
     columns = ("headers",)
     wins = "the record of its key with the highest version"
     beats = "a record of its key with a higher version, or newer with the same"
+
+    @property
+    def tag(self) -> str:
+        return f"{super().tag} {self.format} {self.header}"
 
     @property
     def required_header(self) -> tuple[str, VersionFormat] | None:

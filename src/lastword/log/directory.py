@@ -53,7 +53,7 @@ class Directory:
         """Return all topics, including unreadable ones, without opening their WALs."""
         self.check_open()
         names = [name for name in self._catalog.list() if include_internal or not is_internal(name)]
-        visited = self.visit(lambda name: self._catalog.load(name).snapshot().topic, names)
+        visited = self.visit(self._catalog.info, names)
         return TopicListing(
             infos=tuple(info for info in visited.found.values() if not info.deleted),
             unreadable=tuple(self._unreadable(name, error) for name, error in visited.problems.items()),
@@ -71,7 +71,7 @@ class Directory:
         """Return whether the topic of that name has been deleted, as far as the catalog shows."""
         self.check_open()
         try:
-            return self._catalog.load(name).snapshot().topic.deleted
+            return self._catalog.info(name).deleted
         except UnknownTopicError:
             return True
         except LastwordError:

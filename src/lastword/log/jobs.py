@@ -321,7 +321,8 @@ class MaintainedLog:
                             topic_id=snapshot.topic.id.hex, job="verify", snapshot_id=snapshot.id
                         )
                     )
-                rounds = find_rounds(first, [each.folder for each in found.all_partitions()])
+                folders = [each.folder for each in found.all_partitions()]
+                rounds = find_rounds(first, folders, found.settings)
                 return verify(table, first, last, found.settings, engine, rounds)
         finally:
             if not is_shared:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,7 @@ class LateCompaction:
         """Return the service that keeps a topic's compacted records outside of its table, or None."""
         return None if self._is_shipped else self.get().service(topic)
 
-    def run_rounds(self, rounds: Sequence[Round]) -> Sequence[object]:
+    def run_rounds(self, rounds: Sequence[Round]) -> Iterator[Sequence[tuple[Round, object]]]:
         """Compact rounds while they are sealed, as `Compaction.run_rounds` does."""
         return self.get().run_rounds(rounds)
 

@@ -174,6 +174,8 @@ class Topic(AppendableTopic):
 
     def changed(self, info: TopicInfo) -> None:
         """Apply the new state of the topic after the log has altered it."""
+        if info == self._info:
+            return
         self._settings = self._config.resolve(info.name, info.config)
         for each in self._partitions:
             each.apply(self._settings)

@@ -4,8 +4,8 @@ The steps for a topic:
 1. look at the table: everything below a partition's sealed end is sealed, whatever any local file says;
 2. propose (pure): the rolled files from there on, in order. On a compacted topic, they are put together to rounds
    (compaction/round.py), up to the first one that min.compaction.lag.ms holds back;
-3. write each round as compaction's engine can, without the records that another one of it beats; and each other file as
-   one segment file, row group by row group, several at a time. Rows below the log start are left out;
+3. write each round as compaction's engine can, without the records that another one of it beats, some rounds at a time;
+   and each other file as one segment file, row group by row group, several at a time. Rows below the log start are left out;
 4. commit the segments of all partitions and their new sealed ends as one snapshot.
 
 Killed before 4: nothing has changed. No snapshot names the files written so far, and the collector removes them.
@@ -30,10 +30,11 @@ from typing import TYPE_CHECKING
 
 from lastword import metrics
 from lastword.clock import monotonic_s, new_uuid
-from lastword.compaction.round import Round, RoundDamaged, RoundDone
+from lastword.compaction.plan import compactable
+from lastword.compaction.round import Round, RoundDamaged, RoundDone, RoundSkipped
 from lastword.compaction.strategy import has_same_rules, strategy_of
 from lastword.config import TopicSettings
-from lastword.errors import CorruptError, UnavailableError
+from lastword.errors import CorruptError
 from lastword.folder.leases import HeldLease, LeaseKeeper
 from lastword.folder.steps import reached
 from lastword.segments.model import (
@@ -62,6 +63,8 @@ COMMIT_BYTES = 2 << 30
 COMMIT_S = 5.0
 """Commit after about this many WAL bytes or seconds, so that a long backlog is sealed in parts."""
 
+ROUND_ATTEMPTS = 2
+"""The number of times that rounds are tried if the settings or the log start change meanwhile."""
 ROUND_BYTES = 4 << 30
 """The most WAL bytes of a round, unless it is a single file."""
 
@@ -71,8 +74,10 @@ THREADS = min(4, os.cpu_count() or 1)
 OnBytes = Callable[[int, int], None]
 """Called with the WAL bytes done and the WAL bytes in total."""
 
-RunRounds = Callable[[Sequence[Round]], Sequence[object]]
-"""Carries out rounds. A result that is no `RoundDone` or `RoundDamaged` means that the files are sealed as they are."""
+RunRounds = Callable[[Sequence[Round]], Iterator[Sequence[tuple[Round, object]]]]
+"""Carries out rounds, and yields them with their results, some at a time.
+
+A result that is no `RoundDone` or `RoundDamaged` means that the files are sealed as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +199,7 @@ def _is_held_back(file: RolledFile, settings: TopicSettings, now_ms: int) -> boo
     if settings.min_compaction_lag_ms == 0:
         return False
     try:
-        return file.newest_ms() + settings.min_compaction_lag_ms > now_ms
+        return file.is_younger_than(now_ms - settings.min_compaction_lag_ms)
     except CorruptError:
         # Sealing it says what is wrong.
         return True
@@ -217,15 +222,14 @@ def seal(
     """
     started_s = monotonic_s()
     report = SealReport(topic=table.snapshot().topic.name)
-    for _ in range(COMMITS):
+    for attempt in range(COMMITS):
+        if attempt == ROUND_ATTEMPTS:
+            # What changes all the time may change again. Whole files don't depend on it.
+            rounds = None
         sealer = _Sealer(table, folders, leases, codec, rounds, progress, stop, report)
         report = sealer.run()
         if not sealer.is_overtaken:
             break
-    else:
-        raise UnavailableError(
-            f"Topic {report.topic!r} was not sealed: its settings or its log start changed each time. Try again."
-        )
     metrics.SEGMENTS_SEALED.labels(report.topic).inc(len(report.segments))
     metrics.BYTES_SEALED.labels(report.topic).inc(report.size_bytes)
     return replace(report, duration_s=monotonic_s() - started_s)
@@ -308,29 +312,54 @@ class _Sealer:
         waiting: list[deque[tuple[RolledFile, ...]]] = []
         plain: list[list[RolledFile]] = []
         for own in self._todo:
-            rounds, rest = rounds_of(own, self._settings, self._rounds.now_ms)
+            rounds, rest = self._put_together(own)
             waiting.append(deque(rounds))
             plain.append(rest)
-        while any(waiting) and not self._stop():
-            wave = [own.popleft() for own in waiting if own]
-            results = self._rounds.run([self._round(files, lease.id) for files in wave])
-            for files, result in zip(wave, results, strict=True):
-                partition = files[0].partition
-                if isinstance(result, RoundDone):
-                    self._add(_Sealed(files=files, segments=result.segments, round=result), lease)
-                elif isinstance(result, RoundDamaged):
-                    whole = tuple(file for file in files if file.file.seq < result.seq)
-                    waiting[partition].clear()
-                    plain[partition] = []
-                    if whole:
-                        waiting[partition].append(whole)
-                    self._damaged[partition] = result.seq
-                    self._halt(partition, result.message)
-                else:
-                    # All that follows is committed after it.
-                    plain[partition] = [*files, *itertools.chain(*waiting[partition]), *plain[partition]]
-                    waiting[partition].clear()
-        return [] if any(waiting) else plain
+        while any(waiting):
+            front = [self._round(own.popleft(), lease.id) for own in waiting if own]
+            for results in self._rounds.run(front):
+                for unit, result in results:
+                    self._take(unit, result, waiting[unit.partition], plain[unit.partition], lease)
+                if self._stop():
+                    return []
+        return plain
+
+    def _put_together(self, own: list[RolledFile]) -> tuple[list[tuple[RolledFile, ...]], list[RolledFile]]:
+        assert self._rounds is not None and self._settings is not None
+        if own and self._settings.min_compaction_lag_ms:
+            segments = self._table.plan(self._snapshot, own[0].partition)
+            if len(compactable(segments, self._settings, self._rounds.now_ms)) < len(segments):
+                # Something before them is held back.
+                return [], own
+        return rounds_of(own, self._settings, self._rounds.now_ms)
+
+    def _take(
+        self,
+        unit: Round,
+        result: object,
+        waiting: deque[tuple[RolledFile, ...]],
+        plain: list[RolledFile],
+        lease: HeldLease,
+    ) -> None:
+        """Take the result of a round. `waiting` are the later rounds of its partition, `plain` the files after these."""
+        partition = unit.partition
+        if isinstance(result, RoundDone):
+            self._add(_Sealed(files=unit.files, segments=result.segments, round=result), lease)
+            return
+        # Sealing a file as it is says whether it is damaged. All that follows is committed after it.
+        first_damaged = result.seq if isinstance(result, RoundDamaged) else 0
+        whole = tuple(file for file in unit.files if file.file.seq < first_damaged)
+        plain[:0] = [*unit.files[len(whole) :], *itertools.chain(*waiting)]
+        waiting.clear()
+        if whole:
+            waiting.append(whole)
+        if isinstance(result, RoundSkipped):
+            logger.debug("%s partition %d: hardly any record would be left out", self._topic, partition)
+        else:
+            why = getattr(result, "message", "its keys don't fit into compaction.task.memory.bytes")
+            logger.warning(
+                "%s partition %d can't be compacted while it is sealed: %s", self._topic, partition, why
+            )
 
     def _round(self, files: tuple[RolledFile, ...], job_id: str) -> Round:
         assert self._rounds is not None and self._settings is not None
@@ -424,7 +453,9 @@ class _Sealer:
         """Return whether the records of a round still compete as they did when it was planned."""
         if sealed.round is None or self._rounds is None or self._settings is None:
             return True
-        return base.positions[sealed.partition].log_start == sealed.files[0].log_start and has_same_rules(
+        # Deleted records must not have beaten others. If the newest wins, those that they have beaten are deleted, too.
+        is_same_start = base.positions[sealed.partition].log_start == sealed.files[0].log_start
+        return (is_same_start or strategy_of(self._settings).order == "newest") and has_same_rules(
             self._settings, self._rounds.settings_of(base.topic)
         )
 
@@ -433,8 +464,16 @@ class _Sealer:
         moved = replace(now, sealed_end=last.end_offset, epochs=self._epochs[sealed.partition])
         if done is None or not done.beaten:
             return moved
-        times_ms = (done.min_timestamp_ms, done.max_timestamp_ms)
-        return moved.with_round(CompactedRange(first.from_offset, last.end_offset, *times_ms))
+        assert self._settings is not None
+        new = CompactedRange(
+            start=first.from_offset,
+            end=last.end_offset,
+            min_timestamp_ms=done.min_timestamp_ms,
+            max_timestamp_ms=done.max_timestamp_ms,
+            log_start=first.log_start,
+            strategy=strategy_of(self._settings).tag,
+        )
+        return moved.with_round(new, partitions=len(self._snapshot.positions))
 
 
 def _rounds_detail(sealed: Sequence[_Sealed]) -> str:

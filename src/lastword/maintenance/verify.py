@@ -34,7 +34,7 @@ from lastword.compaction.strategy import strategy_of
 from lastword.config import TopicSettings
 from lastword.errors import CorruptError, InvalidError, LastwordError, UnavailableError
 from lastword.maintenance import tiering
-from lastword.segments.model import Deadline, Positions, Segment, Snapshot
+from lastword.segments.model import CompactedRange, Deadline, Positions, Segment, Snapshot
 from lastword.segments.parquet import SegmentFiles
 from lastword.segments.raw import RawSegment
 from lastword.wal import checkpoint as checkpoints
@@ -90,17 +90,24 @@ class SealedRounds:
     """The WAL files of ranges that were compacted while they were sealed, and the ranges whose files are gone."""
 
     files: tuple[RolledFile, ...] = ()
+    proven: tuple[tuple[int, CompactedRange], ...] = ()
+    """Partition and range of the rounds that `files` have."""
     unproven: tuple[tuple[int, int, int], ...] = ()
 
-    def ranges(self, partition: int) -> list[tuple[int, int]]:
-        """Return the offsets [start, end) of a partition that are read from the WAL."""
-        return [(each.from_offset, each.end_offset) for each in self.files if each.partition == partition]
+    def ranges(self, partition: int) -> list[CompactedRange]:
+        """Return the ranges of a partition that are read from the WAL."""
+        return [each for own, each in self.proven if own == partition]
 
 
-def find_rounds(before: Snapshot, folders: Sequence[Path]) -> SealedRounds:
-    """Look for the WAL files of what had been compacted while it was sealed. `folders` are those of the partitions."""
+def find_rounds(before: Snapshot, folders: Sequence[Path], settings: TopicSettings) -> SealedRounds:
+    """Look for the WAL files of what had been compacted while it was sealed. `folders` are those of the partitions.
+
+    What was compacted by another strategy than the present one is not proven.
+    """
     files: list[RolledFile] = []
+    proven: list[tuple[int, CompactedRange]] = []
     unproven: list[tuple[int, int, int]] = []
+    tag = strategy_of(settings).tag
     for partition, at in enumerate(before.positions):
         saved = checkpoints.load_writer(folders[partition]) if at.rounds else None
         left = checkpoints.left_files(folders[partition], saved) if saved is not None else ()
@@ -111,11 +118,12 @@ def find_rounds(before: Snapshot, folders: Sequence[Path]) -> SealedRounds:
             except CorruptError:
                 found = []
             own = [file for file in found if file.end_offset <= each.end]
-            if own and own[-1].end_offset == each.end:
+            if own and own[-1].end_offset == each.end and each.strategy == tag:
                 files += own
+                proven.append((partition, each))
             else:
                 unproven.append((partition, each.start, each.end - 1))
-    return SealedRounds(files=tuple(files), unproven=tuple(unproven))
+    return SealedRounds(files=tuple(files), proven=tuple(proven), unproven=tuple(unproven))
 
 
 def choose_snapshots(
@@ -173,11 +181,7 @@ def verify(
 ) -> VerifyReport:
     """Compare two snapshots of a topic on Spark. `rounds` are read from the WAL instead of the earlier one."""
     if not engine.reaches_local_files:
-        unread = tuple(
-            (partition, start, end - 1)
-            for partition in range(len(before.positions))
-            for start, end in rounds.ranges(partition)
-        )
+        unread = tuple((partition, each.start, each.end - 1) for partition, each in rounds.proven)
         rounds = SealedRounds(unproven=tuple(sorted((*rounds.unproven, *unread))))
     try:
         return _Comparison(table, before, after, settings, engine, rounds).run()
@@ -282,12 +286,12 @@ class _Comparison:
             rank = sql.struct((-col("offset")).alias("rank"))
         competes = sql.when(col("offset") >= col("log_start"), rank)
         best = sql.max_by(sql.struct("offset", "is", "may_go"), competes).over(same_key)
-        judged = compared.withColumn("best", best)
+        judged = self._with_rounds(compared.withColumn("best", best), rank)
         beaten = col("key").isNotNull() & (col("best.offset") != col("offset"))
         lawful = col("best.is") | col("best.may_go").isNotNull()
         gone = (
             sql.when(col("offset") < col("log_start"), "below the log start")
-            .when(beaten & lawful, "beaten by another record of its key")
+            .when(col("left_out") | (beaten & lawful), "beaten by another record of its key")
             .otherwise(col("may_go"))
         )
         problem = (
@@ -309,7 +313,7 @@ class _Comparison:
             "offset",
             "key",
             "was",
-            self._from_wal().alias("from_wal"),
+            "from_wal",
             kind.alias("kind"),
             sql.coalesce(problem, sql.when(~col("is"), gone)).alias("what"),
             sql.coalesce(wins, sql.lit(False)).cast("int").alias("wins"),
@@ -323,16 +327,38 @@ class _Comparison:
             _read_rows(self._files, parts, rounds, self._settings, self._seeds), _SCHEMA
         )
 
-    def _from_wal(self) -> Any:
-        """Return whether the earlier side of a record was read from the WAL."""
+    def _with_rounds(self, compared: Any, rank: Any) -> Any:
+        """Add whether the earlier side of a record was read from the WAL, and whether sealing had to leave it out.
+
+        Records of a round competed among themselves, from the log start on that there was then.
+        """
+        from pyspark.sql import Window
         from pyspark.sql import functions as sql
 
-        found = sql.lit(False)
-        for partition in range(len(self._before.positions)):
-            for start, end in self._rounds.ranges(partition):
-                inside = (sql.col("offset") >= start) & (sql.col("offset") < end)
-                found = found | ((sql.col("partition") == partition) & inside)
-        return found
+        if not self._rounds.proven:
+            return compared.withColumns({"from_wal": sql.lit(False), "left_out": sql.lit(False)})
+        col = sql.col
+        number, log_start = sql.lit(None).cast("int"), sql.lit(0).cast("long")
+        for index, (partition, each) in enumerate(self._rounds.proven):
+            inside = (
+                (col("partition") == partition) & (col("offset") >= each.start) & (col("offset") < each.end)
+            )
+            number = sql.when(inside, index).otherwise(number)
+            log_start = sql.when(inside, sql.lit(each.log_start).cast("long")).otherwise(log_start)
+        found = compared.withColumns({"round": number, "round_start": log_start})
+        same_round = Window.partitionBy(
+            "round", "partition", "key", sql.when(col("key").isNull(), col("offset"))
+        )
+        competes = sql.when(col("offset") >= col("round_start"), rank)
+        winner = sql.max_by(col("offset"), competes).over(same_round)
+        is_inside = col("round").isNotNull()
+        left_out = is_inside & col("key").isNotNull() & (winner != col("offset"))
+        return found.withColumns(
+            {
+                "from_wal": is_inside,
+                "left_out": sql.coalesce(left_out & (col("offset") >= col("round_start")), sql.lit(False)),
+            }
+        )
 
     def _positions(self) -> Any:
         return self._spark.createDataFrame(
@@ -423,12 +449,12 @@ def _read_rows(
     return run
 
 
-def _without(rows: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+def _without(rows: pa.RecordBatch, ranges: Sequence[CompactedRange]) -> pa.RecordBatch:
     """Return the rows whose offsets are in none of some ranges."""
     offsets = rows.column("offset").to_numpy()
     outside = np.ones(len(offsets), np.bool_)
-    for start, end in ranges:
-        outside &= (offsets < start) | (offsets >= end)
+    for each in ranges:
+        outside &= (offsets < each.start) | (offsets >= each.end)
     return rows if outside.all() else rows.filter(pa.array(outside))
 
 

@@ -239,8 +239,10 @@ def _lacks_nothing_after(at: Positions, time_ms: int, log_start: int) -> bool:
 
 def _oldest_time(at: Positions) -> str:
     if at.rounds:
-        # A record that was left out may be younger than all that are there.
+        # A record that was left out may be younger than all that are there, and so in every range that has older ones, too.
         latest_ms = max(at.rounds[0].max_timestamp_ms, at.clean_max_timestamp_ms or -1)
+        while hiding := [e for e in at.rounds if e.min_timestamp_ms <= latest_ms < e.max_timestamp_ms]:
+            latest_ms = hiding[0].max_timestamp_ms
         return f"A time that can be shown exactly is {time_text(latest_ms)}."
     if at.clean_max_timestamp_ms is None:
         return "The oldest time that can be shown is not known; as of an offset or a snapshot may work."

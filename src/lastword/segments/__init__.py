@@ -19,6 +19,7 @@ mapping.py     topics, positions, snapshots and segments in Iceberg's terms
 commit.py      one change of a table, all or nothing
 producer.py    the manifests of a new snapshot
 loader.py      loads tables from a catalog
+sql_catalog.py commits to a SQL catalog, at a cost that hardly grows with the number of snapshots
 manifests.py   reads manifest lists and manifests
 index.py       the segments of a snapshot, in memory
 lineage.py     the order of snapshots, and when each was superseded

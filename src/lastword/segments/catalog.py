@@ -294,6 +294,14 @@ class SegmentCatalog:
                 guard=self._guard,
             )
 
+    def info(self, name: str) -> TopicInfo:
+        """Return what the table of a topic says of it. Raise as `load` does. Nothing else of the table is looked at."""
+        with mapped(f"Loading the topic {name}"):
+            table = self._loader.load(mapping.identifier_of(name))
+        with decoding(table.metadata_location):
+            mapping.check_format(table.metadata.properties)
+            return mapping.topic_from(table.metadata.properties)
+
     def owners(self, known: Mapping[str, str | None]) -> dict[str, OwnerState]:
         """Look at the owners of topics. `known` is the location of each one's metadata at the last look, if any.
 
@@ -330,11 +338,16 @@ class SegmentCatalog:
     def list(self) -> builtins.list[str]:
         """Return the names of all topics, including those being deleted, sorted."""
         with mapped("Listing the topics"):
-            identifiers = [
-                identifier
-                for namespace in self._catalog.list_namespaces()
-                for identifier in self._catalog.list_tables(namespace)
-            ]
+            pointers = self._loader.pointers()
+            if pointers is not None:
+                # A namespace within another one has a dot in its name.
+                identifiers = [(*namespace.split("."), name) for namespace, name in pointers]
+            else:
+                identifiers = [
+                    identifier
+                    for namespace in self._catalog.list_namespaces()
+                    for identifier in self._catalog.list_tables(namespace)
+                ]
         return sorted(mapping.topic_of(identifier) for identifier in identifiers if len(identifier) == 2)
 
     def place(self, name: str) -> TablePlace:

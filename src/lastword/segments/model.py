@@ -184,16 +184,32 @@ class LastRun(NamedTuple):
 class CompactedRange(NamedTuple):
     """Offsets [start, end) that were compacted while they were sealed, and bounds of the timestamps that they had.
 
-    `min_timestamp_ms` is -1 if a record came without a timestamp.
+    `min_timestamp_ms` is -1 if a record came without a timestamp. `log_start` is the one at that time, and `strategy`
+    says which record of a key stayed; -1 and an empty text if neighbours that differ were joined.
     """
 
     start: int
     end: int
     min_timestamp_ms: int
     max_timestamp_ms: int
+    log_start: int = -1
+    strategy: str = ""
+
+    def joined(self, following: CompactedRange) -> CompactedRange:
+        """Return the range of this one and the next one."""
+        is_same = (self.log_start, self.strategy) == (following.log_start, following.strategy)
+        return CompactedRange(
+            start=self.start,
+            end=following.end,
+            min_timestamp_ms=min(self.min_timestamp_ms, following.min_timestamp_ms),
+            max_timestamp_ms=max(self.max_timestamp_ms, following.max_timestamp_ms),
+            log_start=self.log_start if is_same else -1,
+            strategy=self.strategy if is_same else "",
+        )
 
 
 MAX_ROUNDS = 64
+"""The most ranges that are kept of a partition, and of a topic unless it has more partitions than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,14 +241,14 @@ class Positions:
         first = max(end, self.first_dirty)
         return next((each.end for each in self.rounds if each.start < first < each.end), first)
 
-    def with_round(self, new: CompactedRange) -> Positions:
-        """Return the positions with one more range. If there are too many, neighbours are joined."""
+    def with_round(self, new: CompactedRange, *, partitions: int = 1) -> Positions:
+        """Return the positions with one more range. If there are too many for one of so many partitions, join neighbours.
+
+        Each snapshot names all of them.
+        """
         rounds = [*self.rounds, new]
-        while len(rounds) > MAX_ROUNDS:
-            first, second = rounds[:2]
-            oldest_ms = min(first.min_timestamp_ms, second.min_timestamp_ms)
-            newest_ms = max(first.max_timestamp_ms, second.max_timestamp_ms)
-            rounds[:2] = [CompactedRange(first.start, second.end, oldest_ms, newest_ms)]
+        while len(rounds) > max(1, MAX_ROUNDS // partitions):
+            rounds[:2] = [rounds[0].joined(rounds[1])]
         return replace(self, rounds=tuple(rounds))
 
     def without_passed_rounds(self) -> Positions:

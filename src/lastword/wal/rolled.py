@@ -12,11 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastword import batch
-from lastword.wal.files import WalFile, header_at, unreadable, walk
+from lastword.wal.files import WalFile, damaged, header_at, unreadable, walk
 from lastword.wal.reader import DECODE_BYTES, decode, read_file
 
 COMPRESSED_BYTES = 512 << 10
-"""The size of a span of compressed batches: the size of its records is not known in advance."""
+"""The most bytes of compressed batches in a span."""
+LEAST_COMPRESSED_BYTES = 16 << 10
+DECODED_BYTES = 8 << 20
+"""About the size of the records of a span. How far batches expand is estimated from a few of them."""
+_SAMPLES = 8
+"""The number of compressed batches of a file that are decoded for that estimate."""
 _HEADERS_BYTES = 64 << 10
 """The bytes that are read at a time to look for headers."""
 
@@ -59,6 +64,8 @@ class RolledFile:
         assert self.file.size_bytes is not None
         spans: list[Span] = []
         offset, start = self.file.first_batch_offset, Span(0, 0, self.file.first_batch_offset, 0)
+        most_compressed = COMPRESSED_BYTES
+        sample_at = 0
         for position, header in self._headers(self.file.size_bytes):
             if header is None or header.base_offset != offset:
                 return None
@@ -66,7 +73,14 @@ class RolledFile:
             offset = header.next_offset
             start = replace(start, end=end, next_offset=offset)
             is_compressed = header.compression is not batch.Compression.NONE
-            if end - start.position >= (COMPRESSED_BYTES if is_compressed else DECODE_BYTES):
+            if is_compressed and position >= sample_at:
+                sample_at = position + self.file.size_bytes // _SAMPLES
+                decoded_bytes = sum(
+                    each.nbytes for each in self.read(Span(position, end, header.base_offset, offset))
+                )
+                wanted = DECODED_BYTES * header.size_bytes // max(1, decoded_bytes)
+                most_compressed = min(COMPRESSED_BYTES, max(LEAST_COMPRESSED_BYTES, wanted))
+            if end - start.position >= (most_compressed if is_compressed else DECODE_BYTES):
                 spans.append(start)
                 start = Span(end, end, offset, offset)
         if start.end > start.position:
@@ -88,6 +102,20 @@ class RolledFile:
     def newest_ms(self) -> int:
         """Return the latest timestamp of its wanted records, -1 if there are none. Reads the whole file."""
         return max((max_timestamp_us(each) // 1000 for each in self.records()), default=-1)
+
+    def is_younger_than(self, time_ms: int) -> bool:
+        """Return whether a wanted record has a later timestamp. The headers of the batches usually suffice to say so.
+
+        A record without a timestamp is as old as the roll. Raise CorruptError if the file is damaged.
+        """
+        assert self.file.size_bytes is not None
+        for position, header in self._headers(self.file.size_bytes):
+            if header is None:
+                raise damaged(self.path, self.from_offset, position, "no batch begins here")
+            if header.base_offset >= self.first_wanted and header.max_timestamp_ms > time_ms:
+                return True
+        # Only records without a timestamp, and those of a batch with deleted records, are still unknown.
+        return (self.file.rolled_ms or 0) > time_ms and self.newest_ms() > time_ms
 
     def _headers(self, size_bytes: int) -> Iterator[tuple[int, batch.BatchHeader | None]]:
         """Yield the position and the header of each batch; None where there is no header."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.clock import DAY_MS
 from tests.support.compacted import (
     INLINE_CONFIG,
     Meanwhile,
@@ -499,3 +500,26 @@ def test_the_memory_of_the_keys_is_told(twin: Twin, way: Way) -> None:
     (report,) = twin.log.compact(["t"]).partitions
     assert report.peak_set_bytes > 0
     assert report.read_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cleanup.policy": "delete"}, {"min.compaction.lag.ms": 365 * DAY_MS}],
+    ids=["no longer compacted", "held back"],
+)
+def test_garbage_goes_in_time_whatever_the_settings_are(tmp_path: Path, change: dict[str, object]) -> None:
+    with Twin(tmp_path / "data", Policy(min_rewrite_ratio=0.9, retention_ms=None)) as twin:
+        # Small dirty segments would be joined.
+        twin.append(*keyed(*((f"k{number}", os.urandom(1000).hex()) for number in range(1500))))
+        twin.seal()
+        twin.append(*keyed(("k0", None)))
+        twin.seal()
+        twin.compact(asked_for=True)
+        assert [each.rows - each.records for each in segments_of(twin.table, 0)] == [1, 0]
+        twin.log.alter_topic("t", set_config=change)
+        twin.move(8 * DAY_MS)
+        assert [each.reason for each in twin.log.plan_compaction()] == ["garbage"]
+        assert twin.log.compact().problems == ()
+        assert sum(each.rows - each.records for each in segments_of(twin.table, 0)) == 0
+        assert twin.log.plan_compaction() == []
+        twin.check()

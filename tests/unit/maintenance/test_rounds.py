@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.support.clock import ManualClock
@@ -21,11 +23,18 @@ from tests.support.logs import (
     wal_path,
 )
 
+from lastword import Compression
 from lastword.compaction import sealing
+from lastword.compaction.spark import SparkEngine
+from lastword.errors import UnavailableError
 from lastword.folder import steps
 from lastword.log import Log
 from lastword.log.topic import Topic
+from lastword.maintenance import tiering
 from lastword.record import NewRecord
+from lastword.segments.model import MAX_ROUNDS
+from lastword.wal import checkpoint as checkpoints
+from lastword.wal.rolled import DECODED_BYTES, RolledFile
 
 HEADER = {
     "compaction.strategy": "header",
@@ -45,6 +54,17 @@ def put(topic: Topic, *records: tuple[str | None, str | None], rolls: bool = Tru
         topic.append(key, value)
     if rolls:
         roll(topic)
+
+
+def rolled_files(topic: Topic) -> list[list[RolledFile]]:
+    snapshot = topic.table.snapshot()
+    found = []
+    for partition, at in enumerate(snapshot.positions):
+        folder = wal_path(topic, partition)
+        saved = checkpoints.load_writer(folder)
+        assert saved is not None
+        found.append(tiering.propose(partition, folder, checkpoints.left_files(folder, saved), at))
+    return found
 
 
 def sealed(topic: Topic) -> list[int]:
@@ -149,6 +169,18 @@ class TestWhatIsWritten:
         topic.seal()
         assert sealed(topic) == [1, 2, 3, 4, 5]
 
+    def test_what_follows_a_sealed_segment_that_is_held_back_is_sealed_whole(
+        self, log: Log, clock: ManualClock
+    ) -> None:
+        """So it does not depend on when the worker comes by."""
+        topic = compacted(log, min_compaction_lag_ms=3_600_000)
+        topic.append("a", "0")
+        topic.seal()
+        for value in "12":
+            topic.append("b", value, timestamp_ms=clock.now_ms() - 7_200_000)
+        assert topic.seal().beaten == 0
+        assert sealed(topic) == [0, 1, 2]
+
     def test_off_and_other_policies_seal_everything(self, log: Log) -> None:
         for name, config in {
             "off": {"cleanup.policy": "compact", "compaction.at.seal": False},
@@ -197,6 +229,101 @@ class TestMemory:
         topic.append_many([NewRecord(key=b"k0", value=b"again")])
         report = topic.seal()
         assert (report.beaten, report.records) == (0, 1001)
+
+    def test_batches_that_expand_much_are_read_a_few_at_a_time(self, log: Log) -> None:
+        topic = compacted(log)
+        for part in range(60):
+            rows = [NewRecord(key=b"%d-%d" % (part, n), value=b"x" * 10_000) for n in range(50)]
+            topic.append_many(rows, compression=Compression.GZIP)
+        roll(topic)
+        (file,) = [each for own in rolled_files(topic) for each in own]
+        spans = file.spans()
+        assert spans is not None and len(spans) > 2
+        decoded = [sum(each.nbytes for each in file.read(span)) for span in spans]
+        assert max(decoded) < 2 * DECODED_BYTES
+        assert sum(decoded) > 20 * (file.size_bytes or 0)
+
+
+class TestFailures:
+    def test_a_round_that_fails_is_sealed_whole_and_said(
+        self, log: Log, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fails(_self: RolledFile) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        topic = compacted(log)
+        put(topic, ("a", "0"), ("a", "1"))
+        with monkeypatch.context() as patched:
+            patched.setattr(RolledFile, "spans", fails)
+            report = topic.seal()
+        # The disk is not to blame, so nothing is called damaged.
+        assert (report.problems, report.beaten, sealed(topic)) == ((), 0, [0, 1])
+        assert "t partition 0 can't be compacted while it is sealed" in caplog.text
+        assert "Too many open files" in caplog.text
+
+    def test_a_stop_is_honoured_between_rounds(
+        self, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tiering, "COMMIT_BYTES", 1)
+        with open_log(tmp_path / "data", clock, INLINE_CONFIG) as log:
+            topic = log.create_topic("t", partitions=12, config={"cleanup.policy": "compact"})
+            for partition in range(12):
+                for value in "01":
+                    topic.append("k", value, partition=partition)
+                roll(topic, partition)
+            written: list[str] = []
+            steps.install(lambda name: written.append(name) if name == "seal.round.written" else None)
+            topic.seal_rolled(stop=lambda: bool(written))
+            steps.install(None)
+            assert 1 <= len(written) <= 2
+            # What was done by then is committed.
+            assert sum(each.sealed_end for each in topic.describe().partitions) == 2 * len(written)
+            assert topic.seal().beaten == 12 - len(written)
+
+    def test_a_log_start_that_moves_all_the_time_holds_up_nothing(self, log: Log) -> None:
+        topic = compacted(log, compaction_strategy="first")
+        put(topic, *((f"k{number % 3}", str(number)) for number in range(100)))
+        moves = iter(range(1, 90))
+
+        def move(name: str) -> None:
+            if name == "commit.before":
+                steps.install(None)
+                topic.delete_records({0: next(moves)})
+                steps.install(move)
+
+        steps.install(move)
+        try:
+            with pytest.raises(UnavailableError):
+                topic.seal()
+        finally:
+            steps.install(None)
+        # Each commit was overtaken. One that is not is made at once.
+        when("commit.before", lambda: topic.delete_records({0: next(moves)}))
+        assert topic.seal().problems == ()
+        assert topic.describe().partitions[0].sealed_end == 100
+
+
+class TestWhere:
+    """Whether rounds run on Spark."""
+
+    @pytest.mark.parametrize(
+        ("master", "is_local"),
+        [
+            ("local[*]", True),
+            ("local", True),
+            ("local-cluster[1,1,512]", False),
+            ("spark://there:7077", False),
+        ],
+    )
+    def test_a_session_that_was_there_before_decides(self, master: str, is_local: bool) -> None:
+        engine = SparkEngine({})
+        engine._spark = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
+        assert engine.reaches_local_files is is_local
+
+    def test_a_client_of_spark_connect_reaches_nothing(self) -> None:
+        engine = SparkEngine({})
+        engine._spark = SimpleNamespace()
+        assert not engine.reaches_local_files
 
 
 class TestFiles:
@@ -300,7 +427,7 @@ def test_many_rounds_are_remembered_in_few_ranges(log: Log) -> None:
         put(topic, ("a", str(number)), ("a", str(number)))
         topic.seal()
     rounds = topic.table.snapshot().positions[0].rounds
-    assert len(rounds) == 64
+    assert len(rounds) == MAX_ROUNDS
     assert (rounds[0].start, rounds[-1].end) == (0, 140)
     assert all(one.end == two.start for one, two in pairwise(rounds))
     log.compact(asked_for=True)

@@ -321,3 +321,17 @@ def test_without_the_wal_it_is_an_error_that_names_what_can_be_shown(log: Log, c
     with pytest.raises(InvalidError, match="A time that can be shown exactly is"):
         offsets(log, AsOf(time_ms=began_ms + 4000))
     assert state(log, AsOf(time_ms=began_ms + 9000))[b"k1"] == b"9"
+
+
+def test_the_time_that_is_named_can_be_shown_where_rounds_overlap(log: Log, clock: ManualClock) -> None:
+    topic = log.create_topic("t", config={"cleanup.policy": "compact", "local.retention.ms": 0})
+    began_ms = clock.now_ms()
+    for times in ((0, 1000), (900, 2000), (1900, 3000)):
+        topic.append_many([NewRecord(key=b"a", value=b"v", timestamp_ms=began_ms + each) for each in times])
+        topic.seal()
+    clock.move(3_600_000)
+    log.run_retention()
+    with pytest.raises(InvalidError) as caught:
+        offsets(log, AsOf(time_ms=began_ms + 500))
+    named = str(caught.value).rpartition(" is ")[2].removesuffix(".")
+    assert offsets(log, AsOf(time_ms=parse_time(named))) == [1, 3, 5]
